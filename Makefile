@@ -1,0 +1,28 @@
+# make train   set up .venv (first time only) and train PSDRL on Pong; GAME=... and ARGS="..." pass through
+# make test    ruff, mypy and the whole test suite (what .ci/run calls)
+GAME ?= Pong
+ARGS ?=
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: train test clean
+train: $(READY)
+	$(BIN)/python -m psdrl.train --game $(GAME) $(ARGS)
+
+test: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest
+
+# torch first and no build isolation: setup.py compiles the extension against the torch that will load it.
+$(READY): pyproject.toml setup.py $(wildcard csrc/*)
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade "setuptools>=77" wheel ninja
+	$(BIN)/python -m pip install --quiet torch==2.13.0
+	$(BIN)/python -m pip install --quiet --no-build-isolation -e ".[dev]"
+	touch $@
+
+clean:
+	rm -rf .venv build *.egg-info psdrl/*.so

@@ -1,0 +1,170 @@
+"""The agent: Algorithm 1 of the paper."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from psdrl import plain
+from psdrl.acting import Actor
+from psdrl.config import Config
+from psdrl.device import resolve_device
+from psdrl.envs.vector import EnvSpec, VectorEnv
+from psdrl.learning import make_optimisers
+from psdrl.models import Models, SampledModel
+from psdrl.planning import copy_parameters
+from psdrl.posterior import Posterior, as_model
+from psdrl.replay import Batch, Replay
+
+TRANSFORMS: dict[str, Callable[[NDArray], NDArray]] = {
+    "tanh": np.tanh,
+    "none": lambda reward: reward,
+    "clip": lambda reward: np.clip(reward, -1, 1),
+}
+
+
+class Agent:
+    """Networks, optimisers, posterior, sampled model, replay and random states of one run."""
+
+    def __init__(self, config: Config, spec: EnvSpec, dtype: torch.dtype = torch.float32) -> None:
+        self.config, self.spec, self.dtype = config, spec, dtype
+        self.device = resolve_device(config.device)
+        seeds = [int(s) >> 1 for s in np.random.SeedSequence([config.seed, 2**16]).generate_state(5)]
+        self.rng = np.random.default_rng(seeds[0])  # batches and new networks
+        self.generator = torch.Generator(self.device).manual_seed(seeds[1])  # draws from the posterior
+        self.models = self._initialised(lambda: Models(config, spec), seeds[2])
+        if config.compile:
+            self.models.compile_networks()
+        self.actor = Actor(self, config.num_envs, seeds[3])
+        self.evaluation_seed = seeds[4]
+        self.optimisers = make_optimisers(self.models, config)
+        self.replay = Replay(config.replay.capacity, config.num_envs, spec.shape, spec.dtype, self.device)
+        outputs, features = self.models.forward_model.output.weight.shape
+        self.posterior = Posterior(config, features, outputs, self.device)
+        self.model: SampledModel = self.draw()  # before the first update: from the prior
+        self.step = 0  # environment steps taken
+        self.updates = 0
+        self.episodes = 0
+        self.next_update = 0  # step of the next update
+
+    def _initialised(self, build: Callable[[], Any], seed: int) -> Any:
+        """What `build` makes, with PyTorch's initialisation drawn from this seed, on the agent's device."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return build().to(self.device, self.dtype)
+
+    def update_due(self) -> bool:
+        """Whether line 5 says to learn now: t has passed a multiple of m; before an episode has ended there is
+        nothing to learn from, and the next multiple is awaited."""
+        due = self.step >= self.next_update
+        if due:
+            period = self.config.update_period(self.step)
+            self.next_update = (self.step // period + 1) * period
+        return due and bool(self.replay.episodes)
+
+    def update(self, on_phase: Callable[[str], None] = lambda name: None) -> dict[str, float]:
+        """Lines 6 to 12: learn the world model, update the posterior, sample a model, plan in it."""
+        config, models, optimisers, replay = self.config, self.models, self.optimisers, self.replay
+        times: dict[str, float] = {}
+
+        @contextmanager
+        def phase(name: str) -> Iterator[None]:
+            on_phase(name)
+            start = time.perf_counter()
+            yield
+            times[f"time/{name}"] = time.perf_counter() - start
+
+        with phase("autoencoder"):
+            losses = plain.train_autoencoder(models, optimisers, replay, self.batch, config)  # line 6
+        with phase("encoding"):
+            latents = plain.EncodeOnUse(models, replay)
+        with phase("forward"):
+            losses |= plain.train_forward(models, optimisers, latents, self.batch, config)  # lines 7 and 8
+        metrics: dict[str, float] = {}
+        with phase("posterior"):
+            if self.posterior.rule != "none":
+                metrics = self.posterior.fit(plain.buffer_statistics(models, replay, latents))  # line 9
+        with phase("sample"):
+            self.model = self.draw()  # lines 10 and 11
+        with phase("value"):
+            if config.algo == "fresh-value":
+                self._renew_value()
+            losses |= plain.train_value(models, optimisers, latents, self.batch, self.model, config)  # line 12
+        self.updates += 1
+        return (
+            {f"loss/{name}": float(loss) for name, loss in losses.items()}
+            | {f"posterior/{name}": value for name, value in metrics.items()}
+            | times
+        )
+
+    def batch(self) -> Batch:
+        """A fresh batch of B sequences of L steps."""
+        return self.replay.sample(self.config.replay.batch, self.config.replay.length, self.rng)
+
+    def draw(self, mean: bool = False) -> SampledModel:
+        """A model drawn from the posterior, or its mean; the trained output layer under rule none."""
+        if self.posterior.rule == "none":
+            return as_model(self.models, None)
+        return as_model(self.models, self.posterior.mean if mean else self.posterior.draw(self.generator))
+
+    def _renew_value(self) -> None:
+        """Ablation fresh-value: forget the value network."""
+        seed = int(self.rng.integers(2**31))
+        fresh = self._initialised(lambda: Models(self.config, self.spec).value, seed)
+        copy_parameters(fresh, self.models.value)
+        self.optimisers["value"].state.clear()
+
+    def transform(self, rewards: NDArray) -> NDArray:
+        """Rewards as they are stored."""
+        return TRANSFORMS[self.config.reward_transform](rewards)
+
+    def train(self, env: VectorEnv, **options: Any) -> None:
+        """Interact with the environment until config.steps, see `psdrl.loop.train`."""
+        from psdrl.loop import train
+
+        train(self, env, **options)
+
+    def evaluate(self, episodes: int = 10, **options: Any) -> list[float]:
+        """Returns of this many episodes, see `psdrl.evaluate.evaluate`."""
+        from psdrl.evaluate import evaluate
+
+        return evaluate(self, episodes, **options)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the replay buffer and the running episodes."""
+        return {
+            "models": self.models.state_dict(),
+            "optimisers": {name: optimiser.state_dict() for name, optimiser in self.optimisers.items()},
+            "posterior": self.posterior.state_dict(),
+            "model": {"weight": self.model.weight, "bias": self.model.bias},
+            "counters": {name: getattr(self, name) for name in ("step", "updates", "episodes", "next_update")},
+            "random": {
+                "device": self.device.type,
+                "rng": json.dumps(self.rng.bit_generator.state),
+                "generator": self.generator.get_state(),
+                "actor": self.actor.generator.get_state(),
+            },
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+        self.models.load_state_dict(state["models"])
+        for name, optimiser in self.optimisers.items():
+            optimiser.load_state_dict(state["optimisers"][name])
+        self.posterior.load_state_dict(state["posterior"])
+        self.model = self.draw() if self.posterior.rule == "none" else SampledModel(**self._on_device(state["model"]))
+        for name, value in state["counters"].items():
+            setattr(self, name, value)
+        self.rng.bit_generator.state = json.loads(state["random"]["rng"])
+        if state["random"]["device"] == self.device.type:  # generators of CPU and GPU have different states
+            self.generator.set_state(state["random"]["generator"].cpu())
+            self.actor.generator.set_state(state["random"]["actor"].cpu())
+
+    def _on_device(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: tensor.to(self.device, self.dtype) for name, tensor in tensors.items()}

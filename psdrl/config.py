@@ -1,0 +1,338 @@
+"""Every setting of a run. Each default says where it comes from: [paper] its hyperparameter table or text,
+[released] a fact of the authors' code that the paper leaves out, [ours] a choice of this implementation."""
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from psdrl.errors import UserError
+
+Preset = Literal["auto", "paper", "cpu", "deepsea", "minatar", "debug"]
+Algo = Literal["psdrl", "egreedy-exploit", "egreedy-explore", "fresh-value"]
+Rule = Literal["exact", "released", "none"]
+
+
+@dataclass(frozen=True)
+class AutoencoderConfig:
+    """Autoencoder (Eq. 1), used for image observations; vector observations are their own latent state."""
+
+    channels: tuple[int, ...] = (48, 96, 192, 384)
+    """Channels of the encoder's convolutions. [released]"""
+    kernels: tuple[int, ...] = (4, 4, 4, 4)
+    """Kernel sizes of the encoder's convolutions. [released]"""
+    strides: tuple[int, ...] = (2, 2, 2, 2)
+    """Strides of the encoder's convolutions. [released]"""
+    decoder_kernels: tuple[int, ...] = (4, 4, 4, 5)
+    """Kernel sizes of the decoder's transposed convolutions. [released]"""
+    latent: int = 0
+    """Latent dimensions by an additional linear layer; 0: the flattened last convolution, 1536. [paper]"""
+    learning_rate: float = 1e-4
+    """Adam's learning rate. [paper]"""
+    iterations: int = 3
+    """Training iterations per update, of B gradient steps with inner batch L each. [paper]"""
+
+
+@dataclass(frozen=True)
+class ForwardConfig:
+    """Forward model (Eq. 2): a GRU cell, a feature network, a linear output layer."""
+
+    layers: int = 5
+    """Layers of the network on [h', z, a], the linear output layer included. [paper]"""
+    units: int = 2292
+    """Units of each layer, and the number of features k. [paper]"""
+    recurrent: int = 756
+    """Recurrent hidden units. [paper]"""
+    feature_activation: Literal["linear", "tanh"] = "linear"
+    """Activation of the last feature layer. [released: linear]"""
+    gain: float = 1.0
+    """Factor on the initial weights of the first feature layer. [ours: 1 is PyTorch's initialisation]"""
+    window: int = 4
+    """Steps l of truncated backpropagation through time. [paper; the released code has 5]"""
+    learning_rate: float = 1e-4
+    """Adam's learning rate. [paper]"""
+    iterations: int = 3
+    """Training iterations per update, of ceil(L/l) gradient steps each; the termination model shares them. [paper]"""
+    reward_weight: float = 1.0
+    """Weight of the reward's squared error in Eq. 2. [paper: 1]"""
+
+
+@dataclass(frozen=True)
+class TerminationConfig:
+    """Termination model (Eq. 3)."""
+
+    layers: int = 4
+    """Layers, the linear output layer included. [paper]"""
+    units: int = 1536
+    """Units of each hidden layer. [paper]"""
+    learning_rate: float = 1e-4
+    """Adam's learning rate. [paper]"""
+    threshold: float = 0.5
+    """A state is taken for absorbing if its estimate reaches this. [paper, Eq. 7]"""
+
+
+@dataclass(frozen=True)
+class ValueConfig:
+    """Value network and planning (Eq. 5 to 7)."""
+
+    layers: int = 5
+    """Layers, the linear output layer included. [paper]"""
+    units: int = 2292
+    """Units of each hidden layer. [paper]"""
+    learning_rate: float = 1e-4
+    """Adam's learning rate. [paper]"""
+    iterations: int = 3
+    """Training iterations kappa per update, of L gradient steps each. [paper]"""
+    target_every: int = 4
+    """Gradient steps between two copies into the target network; the count restarts with each batch. [paper]"""
+    discount: float = 0.99
+    """Discount factor gamma. [paper]"""
+
+
+@dataclass(frozen=True)
+class PosteriorConfig:
+    """Bayesian linear regression on the output layer (Eq. 4)."""
+
+    rule: Rule = "exact"
+    """exact: draw from Eq. 4. released: the authors' code, w = mu + eps C with C = scale (Phi^T Phi + ridge I)^-1.
+    none: no sampling, the trained output layer."""
+    prior_latent: float = 1e3
+    """Prior variance sigma_S^2 of latent state parameters. [paper]"""
+    prior_reward: float = 1e3
+    """Prior variance sigma_R^2 of reward parameters. [paper]"""
+    noise_latent: float = 1.0
+    """Noise variance sigma^2 of the latent targets. [paper: 1 for all]"""
+    noise_reward: float = 1.0
+    """Noise variance sigma^2 of the reward target. [paper: 1 for all]"""
+    released_ridge: float = 100.0
+    """Ridge of rule `released`. [released]"""
+    released_scale: float = 1e-3
+    """Scale of rule `released`. [released]"""
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    """Replay buffer and batches."""
+
+    capacity: int = 100_000
+    """Capacity C in transitions; whole episodes leave first in, first out. [paper]"""
+    batch: int = 125
+    """Sequences B per batch. [paper]"""
+    length: int = 250
+    """Steps L per sequence; shrinks to the shortest episode while no episode is that long. [paper; released]"""
+    time_limit_terminates: bool = False
+    """Store a time limit as a termination, as the released code does. [ours: truncation is not termination]"""
+
+
+@dataclass(frozen=True)
+class PolicyConfig:
+    """Interaction with the environment."""
+
+    update_every: int = 1000
+    """Steps m between two updates. [paper]"""
+    update_every_early: int = 250
+    """Steps m between two updates in the early phase. [paper]"""
+    early_steps: int = 100_000
+    """Length of the early phase in steps. [paper]"""
+    epsilon: float = 0.001
+    """Policy noise: probability of a random action. [paper]"""
+    random_action_hidden: Literal["advance", "keep"] = "advance"
+    """What a random action does to the hidden state: advance [paper, line 17] or keep [released]."""
+
+
+@dataclass(frozen=True)
+class AtariConfig:
+    """Atari protocol; action repeat 4, minimal actions, no sticky actions, no life information. [paper]"""
+
+    noop_max: int = 30
+    """Random number of no-ops, 1 to this, at the start of an episode. [released]"""
+    max_steps: int = 27_000
+    """Steps after which an episode is cut. [released]"""
+
+
+@dataclass(frozen=True)
+class MinAtarConfig:
+    """MinAtar protocol."""
+
+    sticky: float = 0.0
+    """Probability of repeating the last action. [ours: deterministic, as the paper assumes; MinAtar publishes 0.1]"""
+    ramping: bool = False
+    """Difficulty ramping. [ours: off; MinAtar publishes on]"""
+    max_steps: int = 1000
+    """Steps after which an episode is cut. [ours]"""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Train PSDRL: `python -m psdrl.train --game Pong --compile`, or `--env deepsea-10` for a small problem."""
+
+    game: str | None = None
+    """Atari game, e.g. Pong (Atari protocol of the paper)."""
+    env: str | None = None
+    """Any gymnasium environment with discrete actions, or deepsea-N, deepsea-N-image, minatar/GAME."""
+    preset: Preset = "auto"
+    """Settings to start from; auto chooses by environment and device."""
+    algo: Algo = "psdrl"
+    """PSDRL or one of the paper's ablations: epsilon-greedy with the trained model, epsilon from 1 to 0.01 over
+    50k (egreedy-exploit) or 1M steps (egreedy-explore); a new value network in every update (fresh-value)."""
+    steps: int = 1_000_000
+    """Environment steps, over all environments. [paper]"""
+    seed: int = 0
+    """Seed of networks, batches, posterior, policy and environments."""
+    num_envs: int = 1
+    """Parallel environments, each with its own episode and hidden state. [paper: 1]"""
+    env_backend: Literal["auto", "envpool", "ale", "gymnasium"] = "auto"
+    """What runs Atari: EnvPool, ale-py's vector environment, or gymnasium; auto takes the first that is installed."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N; auto takes a GPU if there is one."""
+    compile: bool = False
+    """torch.compile the networks: minutes of warm-up, then faster."""
+    reward_transform: Literal["tanh", "none", "clip"] = "tanh"
+    """Applied to rewards before they are stored. [released: tanh, with which the published scores were made]"""
+    loss_reduction: Literal["sum", "mean"] = "sum"
+    """Over dimensions in Eq. 1 and 2: sum [paper] or mean [released]."""
+    logdir: Path | None = None
+    """Where everything is written; the same directory resumes. Default: runs/ENV-ALGO-SEED."""
+    resume: Literal["auto", "never", "must"] = "auto"
+    """Continue a run found in logdir: if there is one, never (refuse), or insist on one."""
+    eval_every: int = 10_000
+    """Steps between two evaluations; 0: none. [paper]"""
+    eval_episodes: int = 1
+    """Episodes per evaluation, on an environment of its own. [released]"""
+    checkpoint_every: int = 50_000
+    """Steps between two checkpoints; 0: only at the end and when interrupted. [ours]"""
+    atari: AtariConfig = field(default_factory=AtariConfig)
+    minatar: MinAtarConfig = field(default_factory=MinAtarConfig)
+    autoencoder: AutoencoderConfig = field(default_factory=AutoencoderConfig)
+    forward: ForwardConfig = field(default_factory=ForwardConfig)
+    termination: TerminationConfig = field(default_factory=TerminationConfig)
+    value: ValueConfig = field(default_factory=ValueConfig)
+    posterior: PosteriorConfig = field(default_factory=PosteriorConfig)
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+
+    @property
+    def env_name(self) -> str:
+        """The environment as the user names it."""
+        return self.game or self.env or ""
+
+    @property
+    def rule(self) -> Rule:
+        """The sampling rule in force: the epsilon-greedy ablations never sample."""
+        return "none" if self.algo.startswith("egreedy") else self.posterior.rule
+
+    def update_period(self, step: int) -> int:
+        """Steps m between updates at this step."""
+        return self.policy.update_every_early if step < self.policy.early_steps else self.policy.update_every
+
+    def epsilon(self, step: int) -> float:
+        """Probability of a random action at this step."""
+        if not self.algo.startswith("egreedy"):
+            return self.policy.epsilon
+        annealed = 50_000 if self.algo == "egreedy-exploit" else 1_000_000
+        return max(0.01, 1.0 - 0.99 * step / annealed)
+
+    def check(self) -> None:
+        """Refuse what cannot work, with one sentence that says what to do."""
+        if (self.game is None) == (self.env is None):
+            raise UserError("Name one environment: --game GAME for Atari or --env ID for anything else.")
+        if self.atari.noop_max < 1:
+            raise UserError("--atari.noop-max must be at least 1: EnvPool crashes on 0 (use 1 for the shortest start).")
+        for name, minimum in _MINIMA.items():
+            value = _lookup(self, name)
+            if value < minimum:
+                raise UserError(f"{_flag(name)} is {value} but must be at least {minimum}.")
+        for name in _POSITIVE:
+            if not _lookup(self, name) > 0:
+                raise UserError(f"{_flag(name)} is {_lookup(self, name)} but must be greater than 0.")
+        if not 0 <= self.policy.epsilon <= 1:
+            raise UserError(f"--policy.epsilon is {self.policy.epsilon} but must lie between 0 and 1.")
+        if not 0 <= self.value.discount < 1:
+            raise UserError(f"--value.discount is {self.value.discount} but must lie in [0, 1).")
+        conv = self.autoencoder
+        if len({len(conv.channels), len(conv.kernels), len(conv.strides), len(conv.decoder_kernels)}) != 1:
+            raise UserError("--autoencoder.channels, .kernels, .strides and .decoder-kernels must have equal lengths.")
+        if min(conv.channels + conv.kernels + conv.strides + conv.decoder_kernels, default=0) < 1:
+            raise UserError("--autoencoder.channels, .kernels, .strides and .decoder-kernels must be positive.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as JSON-ready values."""
+        return json.loads(json.dumps(dataclasses.asdict(self), default=str))
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Config":
+        """The inverse of `to_dict`; unknown names are refused."""
+        return _from_dict(cls, values)
+
+
+_MINIMA = {
+    "steps": 1,
+    "seed": 0,
+    "num_envs": 1,
+    "eval_every": 0,
+    "eval_episodes": 1,
+    "checkpoint_every": 0,
+    "atari.max_steps": 1,
+    "minatar.max_steps": 1,
+    "autoencoder.latent": 0,
+    "autoencoder.iterations": 0,
+    "forward.layers": 2,
+    "forward.units": 1,
+    "forward.recurrent": 1,
+    "forward.window": 1,
+    "forward.iterations": 0,
+    "termination.layers": 2,
+    "termination.units": 1,
+    "value.layers": 2,
+    "value.units": 1,
+    "value.iterations": 0,
+    "value.target_every": 1,
+    "replay.capacity": 1,
+    "replay.batch": 1,
+    "replay.length": 1,
+    "policy.update_every": 1,
+    "policy.update_every_early": 1,
+    "policy.early_steps": 0,
+}
+_POSITIVE = (
+    "autoencoder.learning_rate",
+    "forward.learning_rate",
+    "forward.gain",
+    "termination.learning_rate",
+    "value.learning_rate",
+    "posterior.prior_latent",
+    "posterior.prior_reward",
+    "posterior.noise_latent",
+    "posterior.noise_reward",
+    "posterior.released_ridge",
+    "posterior.released_scale",
+)
+
+
+def _lookup(config: Any, dotted: str) -> Any:
+    for name in dotted.split("."):
+        config = getattr(config, name)
+    return config
+
+
+def _flag(dotted: str) -> str:
+    return "--" + dotted.replace("_", "-")
+
+
+def _from_dict(cls: Any, values: dict[str, Any]) -> Any:
+    fields = {f.name: f for f in dataclasses.fields(cls)}
+    unknown = sorted(set(values) - set(fields))
+    if unknown:
+        raise UserError(f"Unknown setting {unknown[0]!r} in the stored configuration (written by another version?).")
+    kwargs = {}
+    for name, value in values.items():
+        kind = fields[name].type
+        if dataclasses.is_dataclass(kind):
+            value = _from_dict(kind, value)
+        elif isinstance(value, list):
+            value = tuple(value)
+        elif kind == Path | None and value is not None:
+            value = Path(value)
+        kwargs[name] = value
+    return cls(**kwargs)

@@ -1,0 +1,6 @@
+"""Environments: one vector interface over EnvPool, ale-py, gymnasium and the built-in problems."""
+
+from psdrl.envs.make import make_env
+from psdrl.envs.vector import EnvSpec, Step, VectorEnv
+
+__all__ = ["EnvSpec", "Step", "VectorEnv", "make_env"]

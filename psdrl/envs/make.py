@@ -1,0 +1,96 @@
+"""From a configuration to environments."""
+
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from psdrl.config import Config
+from psdrl.envs.atari import SIZE, check_game, make_atari
+from psdrl.envs.deepsea import DeepSea
+from psdrl.envs.minatar import GAMES as MINATAR_GAMES
+from psdrl.envs.minatar import MinAtar
+from psdrl.envs.vector import EnvSpec, GymVector, VectorEnv
+from psdrl.errors import UserError, nearest
+from psdrl.presets import deepsea_size
+
+
+def env_seeds(seed: int, stream: int, count: int) -> list[int]:
+    """Independent 31-bit seeds, one per environment; `stream` tells training from evaluation."""
+    return [int(s) >> 1 for s in np.random.SeedSequence([seed, stream]).generate_state(count)]
+
+
+def make_env(config: Config, num_envs: int | None = None, stream: int = 0, render: bool = False) -> VectorEnv:
+    """The environments of a run; stream 0 trains, stream 1 evaluates during training, others are free."""
+    num_envs = num_envs or config.num_envs
+    seeds = env_seeds(config.seed, stream, num_envs)
+    if config.game:
+        return make_atari(config.game, num_envs, seeds, config.atari, config.env_backend, render)
+    name = config.env or ""
+    mode = "rgb_array" if render else None
+    make: Callable[[], gymnasium.Env[Any, Any]]
+    if size := deepsea_size(name):
+        make = partial(DeepSea, size, image=name.endswith("-image"), render_mode=mode)
+    elif name.startswith("deepsea"):
+        raise UserError(f"{name!r} is no DeepSea problem: write deepsea-N or deepsea-N-image with N at least 1.")
+    elif name.startswith("minatar/"):
+        game = name.removeprefix("minatar/")
+        if game not in MINATAR_GAMES:
+            raise UserError(f"Unknown MinAtar game {game!r}{nearest(game, MINATAR_GAMES)}")
+        protocol = config.minatar
+
+        def make() -> gymnasium.Env[Any, Any]:
+            env = MinAtar(game, protocol.sticky, protocol.ramping, mode)
+            return gymnasium.wrappers.TimeLimit(env, protocol.max_steps)
+    else:
+        make = partial(_make_registered, name, mode)
+    envs = gymnasium.vector.SyncVectorEnv([make] * num_envs)
+    return GymVector(_spec(name, envs), envs, seeds)
+
+
+def _make_registered(name: str, mode: str | None) -> gymnasium.Env[Any, Any]:
+    """Any gymnasium environment: images become 64x64 grey, everything else a flat vector."""
+    try:
+        env = gymnasium.make(name, render_mode=mode)
+    except gymnasium.error.UnregisteredEnv:
+        raise UserError(f"Unknown environment {name!r}{_hint(name)}") from None
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise UserError(f"{name} cannot be made: {error}") from None
+    if not isinstance(env.action_space, spaces.Discrete):
+        raise UserError(f"{name} has actions {env.action_space}, but PSDRL needs a discrete action space.")
+    if env.action_space.start != 0:
+        start, count = int(env.action_space.start), int(env.action_space.n)
+        env = gymnasium.wrappers.TransformAction(env, lambda a: a + start, spaces.Discrete(count))
+    space = env.observation_space
+    if isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3):
+        if len(space.shape) == 3:
+            env = gymnasium.wrappers.GrayscaleObservation(env)
+        return gymnasium.wrappers.ResizeObservation(env, (SIZE, SIZE))
+    try:
+        return gymnasium.wrappers.FlattenObservation(env)
+    except NotImplementedError:
+        raise UserError(f"{name} has observations {space}, which cannot be flattened into a vector.") from None
+
+
+def _hint(name: str) -> str:
+    try:
+        return f": it is an Atari game, use --game {check_game(re.sub(r'^ALE/|-v[0-9]+$', '', name))}."
+    except UserError:
+        builtin = ["deepsea-10", "deepsea-10-image", *(f"minatar/{game}" for game in MINATAR_GAMES)]
+        return nearest(name, [*gymnasium.registry, *builtin]) or ": see gymnasium.pprint_registry()."
+
+
+def _spec(name: str, envs: gymnasium.vector.SyncVectorEnv) -> EnvSpec:
+    space = envs.single_observation_space
+    actions = envs.single_action_space
+    assert isinstance(space, spaces.Box)
+    assert isinstance(actions, spaces.Discrete)
+    image = space.dtype == np.uint8 and space.shape in ((1, SIZE, SIZE), (SIZE, SIZE))
+    if image:
+        return EnvSpec(name, "image", (1, SIZE, SIZE), "uint8", int(actions.n), "gymnasium")
+    dtype = "uint8" if space.dtype == np.uint8 else "float32"
+    return EnvSpec(name, "vector", (int(np.prod(space.shape)),), dtype, int(actions.n), "gymnasium")

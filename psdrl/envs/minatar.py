@@ -1,0 +1,46 @@
+"""MinAtar games as gymnasium environments: 10 x 10 binary planes, flattened; minimal actions."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
+
+
+class MinAtar(gymnasium.Env[NDArray, np.int64]):
+    """One MinAtar game, with or without sticky actions and difficulty ramping."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
+
+    def __init__(self, game: str, sticky: float = 0.0, ramping: bool = False, render_mode: str | None = None) -> None:
+        from minatar import Environment  # imports matplotlib: 1.5 s, only for those who play MinAtar
+
+        self.render_mode = render_mode
+        self._game = Environment(game, sticky_action_prob=sticky, difficulty_ramping=ramping)
+        self._actions = self._game.minimal_action_set()
+        self.action_space = gymnasium.spaces.Discrete(len(self._actions))
+        self.observation_space = gymnasium.spaces.Box(0, 1, (int(np.prod(self._game.state_shape())),), np.uint8)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[NDArray, dict]:
+        super().reset(seed=seed)
+        if seed is not None:
+            self._game.seed(seed)
+        self._game.reset()
+        self._game.last_action = 0  # the library carries the sticky action over into the next episode
+        return self._observation(), {}
+
+    def step(self, action: np.int64) -> tuple[NDArray, float, bool, bool, dict]:
+        reward, terminated = self._game.act(self._actions[action])
+        return self._observation(), float(reward), bool(terminated), False, {}
+
+    def _observation(self) -> NDArray[np.uint8]:
+        return self._game.state().astype(np.uint8).reshape(-1)
+
+    def render(self) -> NDArray[np.uint8]:
+        planes = self._game.state()
+        channel = (planes * np.arange(1, planes.shape[2] + 1)).max(2)
+        palette = np.random.default_rng(7).integers(60, 256, (planes.shape[2] + 1, 3)).astype(np.uint8)
+        palette[0] = 0
+        return palette[channel].repeat(16, 0).repeat(16, 1)

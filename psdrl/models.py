@@ -1,0 +1,182 @@
+"""The networks of Section 3.2: autoencoder, forward model, termination model; and the value network."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from psdrl.config import AutoencoderConfig, Config, ForwardConfig
+from psdrl.envs.vector import EnvSpec
+from psdrl.errors import UserError
+
+
+class Autoencoder(nn.Module):
+    """Convolutional encoder E and decoder D for images (Fig. 1a)."""
+
+    def __init__(self, shape: tuple[int, ...], config: AutoencoderConfig) -> None:
+        super().__init__()
+        channels, height, width = shape
+        if height != width:
+            raise UserError(f"Images of {height}x{width} are not supported: they must be square.")
+        sizes = [height]
+        layers: list[nn.Module] = []
+        for inputs, outputs, kernel, stride in zip(
+            (channels, *config.channels[:-1]), config.channels, config.kernels, config.strides, strict=True
+        ):
+            sizes.append((sizes[-1] - kernel) // stride + 1)
+            if sizes[-1] < 1:
+                raise UserError(
+                    f"The encoder shrinks a {height}x{height} image to nothing (sizes {sizes}): "
+                    "use fewer layers or smaller --autoencoder.kernels and .strides."
+                )
+            layers += [nn.Conv2d(inputs, outputs, kernel, stride), nn.ReLU()]  # ReLU also after the last
+        flat = (config.channels[-1], sizes[-1], sizes[-1])
+        flat_size = flat[0] * flat[1] * flat[2]
+        layers.append(nn.Flatten())
+        back: list[nn.Module] = []
+        if config.latent:
+            layers.append(nn.Linear(flat_size, config.latent))
+            back += [nn.Linear(config.latent, flat_size), nn.ReLU()]
+        back.append(nn.Unflatten(1, flat))
+        size = sizes[-1]
+        steps = list(pairwise((*reversed(config.channels), channels)))
+        for i, (inputs, outputs) in enumerate(steps):
+            kernel, stride = config.decoder_kernels[i], config.strides[-1 - i]
+            size = (size - 1) * stride + kernel
+            last = i == len(steps) - 1
+            padding = height - size if last else 0  # only the last layer pads, to reach the image's size
+            if last and not 0 <= padding < stride:
+                raise UserError(
+                    f"The decoder makes {size}x{size} images of {height}x{height} ones: change --autoencoder.decoder-"
+                    f"kernels so that they end between {height - stride + 1} and {height}."
+                )
+            back.append(nn.ConvTranspose2d(inputs, outputs, kernel, stride, output_padding=padding))
+            back += [] if last else [nn.ReLU()]
+        self.encoder, self.decoder = nn.Sequential(*layers), nn.Sequential(*back)
+        self.latent_size = config.latent or flat_size
+
+    def images(self, observations: Tensor) -> Tensor:
+        """Observations (n, c, 64, 64) of uint8 as numbers in [0, 1]."""
+        return observations.to(next(self.parameters()).dtype) / 255
+
+    def encode(self, observations: Tensor) -> Tensor:
+        """Latent states z (n, Z) of observations (n, c, 64, 64)."""
+        return self.encoder(self.images(observations))
+
+    def decode(self, latents: Tensor) -> Tensor:
+        """Images (n, c, 64, 64) in [0, 1] from latent states (n, Z)."""
+        return self.decoder(latents)
+
+
+class Identity(nn.Module):
+    """For vector observations: the observation is the latent state; there is nothing to train."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.latent_size = size
+        self.like: Tensor
+        self.register_buffer("like", torch.zeros(()), persistent=False)  # carries device and dtype
+
+    def encode(self, observations: Tensor) -> Tensor:
+        """Latent states z (n, Z) of observations (n, Z)."""
+        return observations.to(self.like)
+
+
+def one_hot(actions: Tensor, num_actions: int, like: Tensor) -> Tensor:
+    """Actions (n,) as one-hot rows (n, A) in `like`'s dtype."""
+    return F.one_hot(actions, num_actions).to(like.dtype)
+
+
+class ForwardModel(nn.Module):
+    """Forward model f (Fig. 1b): GRU cell, feature map phi on [h', z, onehot(a)], linear output layer W."""
+
+    def __init__(self, latent: int, num_actions: int, config: ForwardConfig) -> None:
+        super().__init__()
+        self.latent_size, self.num_actions = latent, num_actions
+        self.tanh_features = config.feature_activation == "tanh"
+        self.gru = nn.GRUCell(latent + num_actions, config.recurrent)
+        widths = [config.recurrent + latent + num_actions] + [config.units] * (config.layers - 1)
+        self.layers = nn.ModuleList(nn.Linear(i, o) for i, o in pairwise(widths))
+        with torch.no_grad():
+            next(self.layers[0].parameters()).mul_(config.gain)
+        self.output = nn.Linear(config.units, latent + 1)  # the bias serves only the no-sampling ablations
+
+    def next_hidden(self, latents: Tensor, actions: Tensor, hidden: Tensor) -> Tensor:
+        """h' (n, H) after actions (n,) in z (n, Z) with h (n, H)."""
+        return self.gru(torch.cat([latents, one_hot(actions, self.num_actions, latents)], 1), hidden)
+
+    def features(self, next_hidden: Tensor, latents: Tensor, actions: Tensor) -> Tensor:
+        """Feature vectors phi(z, a, h) (n, k); h enters through h'."""
+        x = torch.cat([next_hidden, latents, one_hot(actions, self.num_actions, latents)], 1)
+        *hidden_layers, last = self.layers
+        for layer in hidden_layers:
+            x = torch.tanh(layer(x))
+        return torch.tanh(last(x)) if self.tanh_features else last(x)
+
+    def forward(self, latents: Tensor, actions: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Prediction [z', r] (n, Z + 1) with the trained output layer, and h' (n, H)."""
+        hidden = self.next_hidden(latents, actions, hidden)
+        return self.output(self.features(hidden, latents, actions)), hidden
+
+
+class TanhNet(nn.Module):
+    """Layers of `units` tanh units and a linear output of one number: termination model and value network."""
+
+    def __init__(self, inputs: int, units: int, layers: int) -> None:
+        super().__init__()
+        widths = [inputs] + [units] * (layers - 1) + [1]
+        self.layers = nn.ModuleList(nn.Linear(i, o) for i, o in pairwise(widths))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, inputs) -> (n,)."""
+        *hidden_layers, last = self.layers
+        for layer in hidden_layers:
+            x = torch.tanh(layer(x))
+        return last(x).squeeze(1)
+
+
+def value_of(value: nn.Module, latents: Tensor, hidden: Tensor) -> Tensor:
+    """V(z, h) (n,)."""
+    return value(torch.cat([latents, hidden], 1))
+
+
+@dataclass
+class SampledModel:
+    """An output layer for the forward model: a draw W~ from the posterior, or the trained W with its bias."""
+
+    weight: Tensor  # (Z + 1, k)
+    bias: Tensor  # (Z + 1,), zero for a draw: the posterior has no bias
+
+
+class Models(nn.Module):
+    """All networks of the agent."""
+
+    def __init__(self, config: Config, spec: EnvSpec) -> None:
+        super().__init__()
+        self.autoencoder: Autoencoder | Identity = (
+            Autoencoder(spec.shape, config.autoencoder) if spec.kind == "image" else Identity(spec.shape[0])
+        )
+        latent, hidden = self.autoencoder.latent_size, config.forward.recurrent
+        self.forward_model = ForwardModel(latent, spec.num_actions, config.forward)
+        self.termination = TanhNet(latent, config.termination.units, config.termination.layers)
+        self.value = TanhNet(latent + hidden, config.value.units, config.value.layers)
+        self.target = TanhNet(latent + hidden, config.value.units, config.value.layers).requires_grad_(False)
+        self.target.load_state_dict(self.value.state_dict())
+
+    def encode(self, observations: Tensor) -> Tensor:
+        """Latent states (n, Z) of observations as the environment gives them."""
+        return self.autoencoder.encode(observations)
+
+    def compile_networks(self) -> None:
+        """torch.compile every network, in place."""
+        for network in self.modules():
+            if isinstance(network, (nn.Sequential, ForwardModel, TanhNet)):
+                network.compile(dynamic=False)
+
+    def counts(self) -> Iterator[tuple[str, int]]:
+        """Parameters of each network."""
+        for name in ("autoencoder", "forward_model", "termination", "value"):
+            yield name, sum(p.numel() for p in getattr(self, name).parameters())

@@ -1,0 +1,128 @@
+"""The plain path: every phase of an update as the paper writes it, step by step.
+
+It is the oracle of the fast path (`learning`, `posterior`, `planning`), has the same signatures, and serves
+`--update-path plain`. Frames are encoded whenever they are used, the networks run one time step at a time, and every
+action gets a forward-model call of its own.
+"""
+
+import torch
+from torch import Tensor
+
+from psdrl.config import Config
+from psdrl.kernels.lookahead import lookahead
+from psdrl.learning import Latents, Losses, Optimisers, Sampler, autoencoder_loss, forward_loss, gradient_step
+from psdrl.models import Autoencoder, Models, SampledModel, value_of
+from psdrl.planning import copy_parameters
+from psdrl.posterior import Statistics
+from psdrl.replay import Replay
+
+
+class EncodeOnUse:
+    """Latent states of replay slots, encoded at every use."""
+
+    def __init__(self, models: Models, replay: Replay) -> None:
+        self.models, self.replay = models, replay
+
+    @torch.no_grad()
+    def __getitem__(self, slots: Tensor) -> Tensor:
+        """z (n, Z) of the observations in slots (n,)."""
+        return self.models.encode(self.replay.observations[slots])
+
+
+def train_autoencoder(
+    models: Models, optimisers: Optimisers, replay: Replay, sample: Sampler, config: Config
+) -> Losses:
+    """Line 6 of Algorithm 1: per iteration B gradient steps, each on the L observations of one sequence."""
+    autoencoder = models.autoencoder
+    if not isinstance(autoencoder, Autoencoder):
+        return {}
+    losses = []
+    for _ in range(config.autoencoder.iterations):
+        for slots in sample().slots[:, :-1]:
+            loss = autoencoder_loss(autoencoder, replay.observations[slots], config.loss_reduction)
+            gradient_step(optimisers["autoencoder"], loss)
+            losses.append(loss.detach())
+    return {"autoencoder": torch.stack(losses).mean()} if losses else {}
+
+
+def train_forward(models: Models, optimisers: Optimisers, latents: Latents, sample: Sampler, config: Config) -> Losses:
+    """Lines 7 and 8: windows of l steps of truncated backpropagation through time, the hidden state carried on."""
+    forward_model, termination = models.forward_model, models.termination
+    losses, termination_losses = [], []
+    for _ in range(config.forward.iterations):
+        batch = sample()
+        size, length = batch.actions.shape
+        hidden = forward_model.output.weight.new_zeros(size, config.forward.recurrent)
+        for start in range(0, length, config.forward.window):
+            loss = termination_loss = torch.zeros((), device=hidden.device)
+            steps = range(start, min(start + config.forward.window, length))
+            hidden = hidden.detach()
+            for t in steps:
+                now, following = latents[batch.slots[:, t]], latents[batch.slots[:, t + 1]]
+                prediction, hidden = forward_model(now, batch.actions[:, t], hidden)
+                target = torch.cat([following, batch.rewards[:, t, None].to(now)], 1)
+                weight, reduction = config.forward.reward_weight, config.loss_reduction
+                loss = loss + forward_loss(prediction, target, weight, reduction) / len(steps)
+                error = termination(following) - batch.terminated[:, t]
+                termination_loss = termination_loss + error.square().mean() / len(steps)
+            gradient_step(optimisers["forward"], loss)
+            gradient_step(optimisers["termination"], termination_loss)
+            losses.append(loss.detach())
+            termination_losses.append(termination_loss.detach())
+    if not losses:
+        return {}
+    return {"forward": torch.stack(losses).mean(), "termination": torch.stack(termination_losses).mean()}
+
+
+@torch.no_grad()
+def buffer_statistics(models: Models, replay: Replay, latents: Latents) -> Statistics:
+    """Features and targets of all stored transitions. Hidden states run from zero through each whole episode; at
+    time t the episodes that are still running go on together, so nothing is padded."""
+    forward_model = models.forward_model
+    outputs, features = forward_model.output.weight.shape
+    statistics = Statistics.empty(features, outputs, replay.device)
+    episodes = sorted(replay.episodes, key=lambda episode: -episode.length)
+    starts = torch.tensor([episode.start for episode in episodes], device=replay.device)
+    lengths = torch.tensor([episode.length for episode in episodes])
+    hidden = forward_model.output.weight.new_zeros(len(episodes), forward_model.gru.hidden_size)
+    for t in range(int(lengths.max())):
+        active = int((lengths > t).sum())
+        now = (starts[:active] + t) % replay.num_slots
+        z, following, actions = latents[now], latents[(now + 1) % replay.num_slots], replay.actions[now]
+        hidden = forward_model.next_hidden(z, actions, hidden[:active])
+        targets = torch.cat([following, replay.rewards[now, None].to(z)], 1)
+        statistics.add(forward_model.features(hidden, z, actions), targets)
+    return statistics
+
+
+def train_value(
+    models: Models, optimisers: Optimisers, latents: Latents, sample: Sampler, model: SampledModel, config: Config
+) -> Losses:
+    """Line 12: per iteration one sweep through a batch, one gradient step per time step."""
+    iterations = config.value.iterations * (4 if config.algo == "fresh-value" else 1)
+    losses = []
+    for _ in range(iterations):
+        batch = sample()
+        size, length = batch.actions.shape
+        hidden = model.weight.new_zeros(size, config.forward.recurrent)
+        for t in range(length):
+            if t % config.value.target_every == 0:
+                copy_parameters(models.value, models.target)
+            with torch.no_grad():
+                z = latents[batch.slots[:, t]]
+                ahead = lookahead(
+                    models.forward_model,
+                    model,
+                    models.termination,
+                    models.target,
+                    z,
+                    hidden,
+                    config.value.discount,
+                    config.termination.threshold,
+                )
+                target = ahead.returns.amax(1)
+            loss = (value_of(models.value, z, hidden) - target).square().mean()
+            gradient_step(optimisers["value"], loss)
+            losses.append(loss.detach())
+            hidden = ahead.hidden[torch.arange(size, device=hidden.device), batch.actions[:, t]]
+    return {"value": torch.stack(losses).mean()} if losses else {}

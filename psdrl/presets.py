@@ -1,0 +1,127 @@
+"""Presets: settings to start from. `paper` is exactly the paper; every other preset lists its departures."""
+
+import dataclasses
+import re
+from dataclasses import replace
+from typing import Any
+
+from psdrl.config import (
+    AutoencoderConfig,
+    Config,
+    ForwardConfig,
+    PolicyConfig,
+    PosteriorConfig,
+    ReplayConfig,
+    TerminationConfig,
+    ValueConfig,
+)
+from psdrl.device import cuda_available
+
+
+def _paper(base: Config) -> Config:
+    """The paper's hyperparameter table: the defaults of `psdrl.config`."""
+    return base
+
+
+def _cpu(base: Config) -> Config:
+    """Atari on two CPU cores: small networks, m = 250 throughout. [ours; starting point, see docs]"""
+    return replace(
+        base,
+        autoencoder=AutoencoderConfig((16, 32), (4, 4), (4, 2), (4, 4), latent=128, learning_rate=2e-3, iterations=2),
+        forward=ForwardConfig(3, 256, 64, "tanh", learning_rate=1e-3, iterations=6),
+        termination=TerminationConfig(3, 128, learning_rate=1e-3),
+        value=ValueConfig(3, 256, learning_rate=5e-4, iterations=6, target_every=40, discount=0.98),
+        posterior=PosteriorConfig(prior_latent=1.0, prior_reward=10.0, noise_latent=1e-2, noise_reward=1e-4),
+        replay=ReplayConfig(capacity=20_000, batch=64, length=40),
+        policy=PolicyConfig(update_every=250),
+    )
+
+
+def _small(base: Config) -> Config:
+    """Vector observations: no autoencoder, small networks."""
+    return replace(
+        base,
+        forward=ForwardConfig(3, 256, 32, "tanh", gain=2.0, learning_rate=1e-3, iterations=6),
+        termination=TerminationConfig(3, 64, learning_rate=1e-3),
+        value=ValueConfig(3, 128, learning_rate=1e-3, iterations=6, target_every=20),
+        posterior=PosteriorConfig(prior_latent=1.0, prior_reward=10.0, noise_latent=1e-2, noise_reward=1e-3),
+        replay=ReplayConfig(capacity=20_000, batch=64, length=20),
+        policy=PolicyConfig(update_every=250),
+        reward_transform="none",
+        eval_every=2_000,
+        steps=30_000,
+    )
+
+
+def _deepsea(base: Config) -> Config:
+    """DeepSea: an update per episode, small noise: the reward is exact and must be found by deep exploration."""
+    size = deepsea_size(base.env) or 10
+    small = _small(base)
+    return replace(
+        small,
+        autoencoder=replace(_cpu(base).autoencoder, latent=64),
+        forward=replace(small.forward, gain=5.0, recurrent=16, iterations=3),
+        value=replace(small.value, iterations=10, target_every=1),
+        posterior=PosteriorConfig(prior_latent=1.0, prior_reward=1e3, noise_latent=1e-3, noise_reward=1e-3),
+        replay=ReplayConfig(capacity=10_000, batch=64, length=size),
+        policy=PolicyConfig(update_every=size, update_every_early=size),
+        eval_every=100 * size,
+        steps=400 * size,
+    )
+
+
+def _debug(base: Config) -> Config:
+    """Tiny everything: finds crashes in seconds, learns nothing."""
+    return replace(
+        base,
+        autoencoder=AutoencoderConfig((4, 8), (4, 4), (4, 2), (4, 4), latent=8, iterations=1),
+        forward=ForwardConfig(3, 16, 8, iterations=1),
+        termination=TerminationConfig(2, 8),
+        value=ValueConfig(3, 16, iterations=1),
+        replay=ReplayConfig(capacity=2_000, batch=4, length=9),
+        policy=PolicyConfig(update_every=250),
+        steps=2_000,
+        eval_every=1_000,
+        checkpoint_every=1_000,
+    )
+
+
+_PRESETS = {"paper": _paper, "cpu": _cpu, "deepsea": _deepsea, "minatar": _small, "debug": _debug}
+
+
+def deepsea_size(env: str | None) -> int | None:
+    """N of deepsea-N or deepsea-N-image; None for any other name."""
+    match = re.fullmatch(r"deepsea-(\d+)(-image)?", env or "")
+    return int(match[1]) if match else None
+
+
+def choose(config: Config) -> tuple[str, str]:
+    """The preset for this configuration and the reason for it."""
+    if config.preset != "auto":
+        return config.preset, "asked for"
+    if config.game:
+        if config.device.startswith("cuda") or (config.device == "auto" and cuda_available()):
+            return "paper", "Atari on a CUDA device"
+        return "cpu", "Atari without a CUDA device; --preset paper is the paper's size"
+    if (config.env or "").startswith("deepsea"):
+        return "deepsea", "a DeepSea problem"
+    return "minatar", "a small problem"
+
+
+def preset(config: Config) -> Config:
+    """The preset's settings around `config`'s choice of environment, preset and device."""
+    name, _ = choose(config)
+    return replace(_PRESETS[name](config), preset=name)  # type: ignore[arg-type]
+
+
+def configure(**settings: Any) -> Config:
+    """A configuration from Python, e.g. `configure(env="deepsea-8", steps=2000, value={"units": 64})`."""
+    selection = {name: settings.pop(name) for name in ("game", "env", "preset", "device") if name in settings}
+    config = preset(Config(**selection))
+    for name, value in settings.items():
+        nested = getattr(config, name)  # an unknown name raises AttributeError
+        if dataclasses.is_dataclass(nested) and isinstance(value, dict):
+            value = replace(nested, **value)  # type: ignore[type-var]
+        config = replace(config, **{name: value})
+    config.check()
+    return config

@@ -1,0 +1,128 @@
+"""Train: `python -m psdrl.train --game Pong --compile`."""
+
+import shlex
+import shutil
+import signal
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType, TracebackType
+
+from rich.console import Console
+from rich.table import Table
+
+import psdrl
+from psdrl.agent import Agent
+from psdrl.checkpoint import check_same, latest, restore, write_config
+from psdrl.config import Config
+from psdrl.envs import make_env
+from psdrl.errors import UserError
+from psdrl.log import RunLog
+from psdrl.loop import train
+
+
+class Stop:
+    """Ctrl-C and SIGTERM end the run at the next step, after saving; a second one ends it at once."""
+
+    def __init__(self, console: Console) -> None:
+        self.console, self.asked = console, False
+
+    def __enter__(self) -> "Stop":
+        self._old = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        self.console.print("Stopping after this step or update; once more to stop at once without saving.")
+
+    def __call__(self) -> bool:
+        return self.asked
+
+
+def run(config: Config, why_preset: str, arguments: list[str]) -> int:
+    """`psdrl train` with the configuration parsed from `arguments`; returns the exit code."""
+    console = Console()
+    config.check()
+    logdir = config.logdir or Path("runs") / f"{config.env_name}-{config.algo}-{config.seed}".replace("/", "-")
+    config = replace(config, logdir=logdir)
+    checkpoint = _find_checkpoint(config, logdir)
+    env = make_env(config)
+    agent = Agent(config, env.spec)
+    if checkpoint:
+        restore(checkpoint, agent)
+    write_config(logdir, config)
+    _summary(console, agent, why_preset, checkpoint)
+    if agent.step >= config.steps:
+        console.print(f"This run has its {config.steps} steps; ask for more with --steps.", highlight=False)
+        env.close()
+        return 0
+    again = f"python -m psdrl.train {shlex.join(arguments)}"  # the same logdir resumes
+    try:
+        with RunLog(logdir, config.steps, agent.step, console) as log, Stop(console) as stop:
+            train(agent, env, log, stop)
+    except KeyboardInterrupt:
+        kept = latest(logdir)
+        since = f"continues from {kept.name}" if kept else "starts again, for no checkpoint was written"
+        console.print(f"Stopped without saving. The same command {since}.", highlight=False)
+        return 130
+    finally:
+        env.close()
+    if stop.asked:
+        console.print(f"Saved at step {agent.step}. Resume with:\n  {again}", highlight=False, soft_wrap=True)
+        return 130
+    console.print(
+        f"Done: {agent.step} steps, {agent.episodes} episodes, {agent.updates} updates. "
+        f"Play it with:\n  python -m psdrl.evaluate {logdir}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    return 0
+
+
+def _find_checkpoint(config: Config, logdir: Path) -> Path | None:
+    """What to resume from, by --resume; refuses to touch what belongs to another run."""
+    if logdir.exists() and not logdir.is_dir():
+        raise UserError(f"--logdir {logdir} is a file: name a directory.")
+    exists = (logdir / "config.json").exists()
+    if exists and config.resume == "never":
+        raise UserError(f"{logdir} holds a run already and --resume is never: use another --logdir or remove it.")
+    if exists:
+        check_same(logdir, config)
+    elif logdir.exists() and any(logdir.iterdir()):
+        raise UserError(f"{logdir} is not empty and holds no run: use another --logdir.")
+    checkpoint = latest(logdir) if exists else None
+    if config.resume == "must" and checkpoint is None:
+        raise UserError(f"--resume must, but {logdir} holds no checkpoint: train first, or use --resume auto.")
+    for partial in logdir.glob(".partial-*"):
+        shutil.rmtree(partial)
+    return checkpoint
+
+
+def _summary(console: Console, agent: Agent, why_preset: str, checkpoint: Path | None) -> None:
+    config = agent.config
+    table = Table(show_header=False, box=None, pad_edge=False)
+    counts = dict(agent.models.counts())
+    parameters = ", ".join(f"{name.replace('_model', '')} {count:,}" for name, count in counts.items())
+    rows = {
+        "psdrl": f"{psdrl.__version__}, algorithm {config.algo}, posterior rule {config.rule}",
+        "environment": f"{agent.spec.name}, {agent.spec.num_actions} actions, {agent.spec.kind} {agent.spec.shape}, "
+        f"{config.num_envs} x {agent.spec.backend}",
+        "preset": f"{config.preset} ({why_preset})",
+        "device": f"{agent.device}, compile {'on' if config.compile else 'off'}",
+        "parameters": f"{sum(counts.values()):,} ({parameters})",
+        "logdir": f"{config.logdir}" + (f", resumed at step {agent.step}" if checkpoint else ""),
+    }
+    for name, value in rows.items():
+        table.add_row(f"[bold]{name}", value)
+    console.print(table, highlight=False)
+
+
+if __name__ == "__main__":
+    from psdrl.cli import main_train
+
+    main_train()
