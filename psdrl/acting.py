@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from psdrl.kernels.lookahead import lookahead
+from psdrl.kernels.lookahead import factored, reference
 
 if TYPE_CHECKING:
     from psdrl.agent import Agent
@@ -38,6 +38,7 @@ class Actor:
         """Actions (N,) for observations (N, ...), and h_{t+1} for the actions taken (lines 14, 15 and 17)."""
         agent, models = self.agent, self.agent.models
         latents = models.encode(torch.from_numpy(observations).to(agent.device))
+        lookahead = factored.lookahead if agent.config.update_path == "fast" else reference.lookahead
         ahead = lookahead(
             models.forward_model,
             agent.model,

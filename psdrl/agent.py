@@ -4,14 +4,14 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from psdrl import plain
+from psdrl import learning, plain, planning, posterior
 from psdrl.acting import Actor
 from psdrl.config import Config
 from psdrl.device import resolve_device
@@ -26,6 +26,34 @@ TRANSFORMS: dict[str, Callable[[NDArray], NDArray]] = {
     "tanh": np.tanh,
     "none": lambda reward: reward,
     "clip": lambda reward: np.clip(reward, -1, 1),
+}
+
+
+class Path(NamedTuple):
+    """The phases of an update; both paths compute the same numbers up to rounding."""
+
+    train_autoencoder: Callable[..., learning.Losses]
+    encode_buffer: Callable[..., learning.Latents]
+    train_forward: Callable[..., learning.Losses]
+    buffer_statistics: Callable[..., posterior.Statistics]
+    train_value: Callable[..., learning.Losses]
+
+
+PATHS = {
+    "fast": Path(
+        learning.train_autoencoder,
+        learning.encode_buffer,
+        learning.train_forward,
+        posterior.buffer_statistics,
+        planning.train_value,
+    ),
+    "plain": Path(
+        plain.train_autoencoder,
+        plain.EncodeOnUse,
+        plain.train_forward,
+        plain.buffer_statistics,
+        plain.train_value,
+    ),
 }
 
 
@@ -71,6 +99,7 @@ class Agent:
     def update(self, on_phase: Callable[[str], None] = lambda name: None) -> dict[str, float]:
         """Lines 6 to 12: learn the world model, update the posterior, sample a model, plan in it."""
         config, models, optimisers, replay = self.config, self.models, self.optimisers, self.replay
+        path = PATHS[config.update_path]
         times: dict[str, float] = {}
 
         @contextmanager
@@ -81,21 +110,22 @@ class Agent:
             times[f"time/{name}"] = time.perf_counter() - start
 
         with phase("autoencoder"):
-            losses = plain.train_autoencoder(models, optimisers, replay, self.batch, config)  # line 6
+            losses = path.train_autoencoder(models, optimisers, replay, self.batch, config)  # line 6
         with phase("encoding"):
-            latents = plain.EncodeOnUse(models, replay)
+            latents = path.encode_buffer(models, replay, config.chunk_rows)
         with phase("forward"):
-            losses |= plain.train_forward(models, optimisers, latents, self.batch, config)  # lines 7 and 8
+            losses |= path.train_forward(models, optimisers, latents, self.batch, config)  # lines 7 and 8
         metrics: dict[str, float] = {}
         with phase("posterior"):
             if self.posterior.rule != "none":
-                metrics = self.posterior.fit(plain.buffer_statistics(models, replay, latents))  # line 9
+                data = path.buffer_statistics(models, replay, latents, config.chunk_rows)
+                metrics = self.posterior.fit(data)  # line 9
         with phase("sample"):
             self.model = self.draw()  # lines 10 and 11
         with phase("value"):
             if config.algo == "fresh-value":
                 self._renew_value()
-            losses |= plain.train_value(models, optimisers, latents, self.batch, self.model, config)  # line 12
+            losses |= path.train_value(models, optimisers, latents, self.batch, self.model, config)  # line 12
         self.updates += 1
         return (
             {f"loss/{name}": float(loss) for name, loss in losses.items()}

@@ -188,6 +188,10 @@ class Config:
     """auto, cpu, cuda or cuda:N; auto takes a GPU if there is one."""
     compile: bool = False
     """torch.compile the networks: minutes of warm-up, then faster."""
+    update_path: Literal["fast", "plain"] = "fast"
+    """fast: exact reformulations, the same numbers up to float rounding. plain: the paper's loops, the oracle."""
+    chunk_rows: int = 16_384
+    """Most rows that a network sees at once: bounds memory, changes no result but rounding. [ours]"""
     reward_transform: Literal["tanh", "none", "clip"] = "tanh"
     """Applied to rewards before they are stored. [released: tanh, with which the published scores were made]"""
     loss_reduction: Literal["sum", "mean"] = "sum"
@@ -270,6 +274,7 @@ _MINIMA = {
     "steps": 1,
     "seed": 0,
     "num_envs": 1,
+    "chunk_rows": 1,
     "eval_every": 0,
     "eval_episodes": 1,
     "checkpoint_every": 0,

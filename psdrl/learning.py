@@ -1,4 +1,9 @@
-"""World-model learning: autoencoder (Eq. 1), forward model (Eq. 2), termination model (Eq. 3)."""
+"""World-model learning: autoencoder (Eq. 1), forward model (Eq. 2), termination model (Eq. 3).
+
+The fast path. Latent states come from a table that is filled once per update. Within a window of truncated
+backpropagation the parameters are fixed, so the GRU is scanned first and everything that is not recurrent runs over
+all l * B rows at once.
+"""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -7,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from psdrl.config import Config
-from psdrl.models import Autoencoder, Models
-from psdrl.replay import Batch
+from psdrl.models import Autoencoder, ForwardModel, Models, one_hot
+from psdrl.replay import Batch, Replay
 
 Sampler = Callable[[], Batch]
 Optimisers = dict[str, torch.optim.Optimizer]
@@ -31,7 +36,7 @@ def make_optimisers(models: Models, config: Config) -> Optimisers:
     }
     if isinstance(models.autoencoder, Autoencoder):
         networks["autoencoder"] = (models.autoencoder, config.autoencoder.learning_rate)
-    return {name: torch.optim.Adam(net.parameters(), lr) for name, (net, lr) in networks.items()}
+    return {name: torch.optim.Adam(net.parameters(), lr, fused=True) for name, (net, lr) in networks.items()}
 
 
 def gradient_step(optimiser: torch.optim.Optimizer, loss: Tensor) -> None:
@@ -53,3 +58,72 @@ def forward_loss(prediction: Tensor, target: Tensor, reward_weight: float, reduc
     error = (prediction - target).square()
     total = error[:, :-1].sum(1) + reward_weight * error[:, -1]
     return (total if reduction == "sum" else total / error.shape[1]).mean()
+
+
+def train_autoencoder(
+    models: Models, optimisers: Optimisers, replay: Replay, sample: Sampler, config: Config
+) -> Losses:
+    """Line 6 of Algorithm 1: per iteration B gradient steps, each on the L observations of one sequence."""
+    autoencoder = models.autoencoder
+    if not isinstance(autoencoder, Autoencoder):
+        return {}
+    losses = []
+    for _ in range(config.autoencoder.iterations):
+        for slots in sample().slots[:, :-1]:
+            loss = autoencoder_loss(autoencoder, replay.observations[slots], config.loss_reduction)
+            gradient_step(optimisers["autoencoder"], loss)
+            losses.append(loss.detach())
+    return {"autoencoder": torch.stack(losses).mean()} if losses else {}
+
+
+@torch.no_grad()
+def encode_buffer(models: Models, replay: Replay, chunk_rows: int) -> Tensor:
+    """Latent states (slots, Z) of all stored observations, each encoded once; unused slots are zero."""
+    like = next(models.forward_model.parameters())
+    table = like.new_zeros(replay.num_slots, models.autoencoder.latent_size)
+    for slots in replay.stored_slots().split(chunk_rows):
+        table[slots] = models.encode(replay.observations[slots])
+    return table
+
+
+def scan(forward_model: ForwardModel, inputs: Tensor, hidden: Tensor, batch_sizes: Tensor | None = None) -> Tensor:
+    """The GRU over time: inputs [z, onehot(a)] (T, B, Z + A) and h_0 (B, H) -> h_1 ... h_T (T, B, H).
+
+    With `batch_sizes` (T,), as in a packed sequence, inputs and result are (rows, .) with fewer and fewer sequences.
+    """
+    gru = forward_model.gru
+    weights = [gru.weight_ih, gru.weight_hh, gru.bias_ih, gru.bias_hh]
+    if batch_sizes is None:
+        return torch.gru(inputs, hidden[None], weights, True, 1, 0.0, False, False, False)[0]
+    return torch.gru(inputs, batch_sizes, hidden[None], weights, True, 1, 0.0, False, False)[0]
+
+
+def train_forward(models: Models, optimisers: Optimisers, latents: Latents, sample: Sampler, config: Config) -> Losses:
+    """Lines 7 and 8: windows of l steps of truncated backpropagation through time, the hidden state carried on."""
+    forward_model, termination = models.forward_model, models.termination
+    losses, termination_losses = [], []
+    for _ in range(config.forward.iterations):
+        batch = sample()
+        size, length = batch.actions.shape
+        hidden = forward_model.output.weight.new_zeros(size, config.forward.recurrent)
+        for start in range(0, length, config.forward.window):
+            stop = min(start + config.forward.window, length)
+            z = latents[batch.slots[:, start : stop + 1].T]  # (l + 1, B, Z), time first
+            following = z[1:].flatten(0, 1)
+            actions = batch.actions[:, start:stop].T.flatten()
+            inputs = torch.cat([z[:-1].flatten(0, 1), one_hot(actions, forward_model.num_actions, z)], 1)
+            states = scan(forward_model, inputs.view(stop - start, size, -1), hidden)
+            features = forward_model.feature_layers(torch.cat([states.flatten(0, 1), inputs], 1))
+            target = torch.cat([following, batch.rewards[:, start:stop].T.reshape(-1, 1).to(z)], 1)
+            loss = forward_loss(
+                forward_model.output(features), target, config.forward.reward_weight, config.loss_reduction
+            )
+            gradient_step(optimisers["forward"], loss)
+            termination_loss = (termination(following) - batch.terminated[:, start:stop].T.flatten()).square().mean()
+            gradient_step(optimisers["termination"], termination_loss)
+            losses.append(loss.detach())
+            termination_losses.append(termination_loss.detach())
+            hidden = states[-1].detach()
+    if not losses:
+        return {}
+    return {"forward": torch.stack(losses).mean(), "termination": torch.stack(termination_losses).mean()}

@@ -1,8 +1,9 @@
 """The networks of Section 3.2: autoencoder, forward model, termination model; and the value network."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -104,13 +105,20 @@ class ForwardModel(nn.Module):
             next(self.layers[0].parameters()).mul_(config.gain)
         self.output = nn.Linear(config.units, latent + 1)  # the bias serves only the no-sampling ablations
 
+    def linear_layers(self) -> list[nn.Linear]:
+        """The feature network's layers."""
+        return cast(list[nn.Linear], list(self.layers))
+
     def next_hidden(self, latents: Tensor, actions: Tensor, hidden: Tensor) -> Tensor:
         """h' (n, H) after actions (n,) in z (n, Z) with h (n, H)."""
         return self.gru(torch.cat([latents, one_hot(actions, self.num_actions, latents)], 1), hidden)
 
     def features(self, next_hidden: Tensor, latents: Tensor, actions: Tensor) -> Tensor:
         """Feature vectors phi(z, a, h) (n, k); h enters through h'."""
-        x = torch.cat([next_hidden, latents, one_hot(actions, self.num_actions, latents)], 1)
+        return self.feature_layers(torch.cat([next_hidden, latents, one_hot(actions, self.num_actions, latents)], 1))
+
+    def feature_layers(self, x: Tensor) -> Tensor:
+        """Feature vectors phi (n, k) from [h', z, onehot(a)] (n, H + Z + A)."""
         *hidden_layers, last = self.layers
         for layer in hidden_layers:
             x = torch.tanh(layer(x))
@@ -129,6 +137,10 @@ class TanhNet(nn.Module):
         super().__init__()
         widths = [inputs] + [units] * (layers - 1) + [1]
         self.layers = nn.ModuleList(nn.Linear(i, o) for i, o in pairwise(widths))
+
+    def linear_layers(self) -> list[nn.Linear]:
+        """The layers, the output layer last."""
+        return cast(list[nn.Linear], list(self.layers))
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, inputs) -> (n,)."""
@@ -149,6 +161,7 @@ class SampledModel:
 
     weight: Tensor  # (Z + 1, k)
     bias: Tensor  # (Z + 1,), zero for a draw: the posterior has no bias
+    folded: Any = field(default=None, repr=False)  # filled by psdrl.kernels.lookahead.factored at first use
 
 
 class Models(nn.Module):

@@ -20,7 +20,7 @@ from psdrl.replay import Replay
 class EncodeOnUse:
     """Latent states of replay slots, encoded at every use."""
 
-    def __init__(self, models: Models, replay: Replay) -> None:
+    def __init__(self, models: Models, replay: Replay, chunk_rows: int = 0) -> None:
         self.models, self.replay = models, replay
 
     @torch.no_grad()
@@ -75,9 +75,9 @@ def train_forward(models: Models, optimisers: Optimisers, latents: Latents, samp
 
 
 @torch.no_grad()
-def buffer_statistics(models: Models, replay: Replay, latents: Latents) -> Statistics:
+def buffer_statistics(models: Models, replay: Replay, latents: Latents, chunk_rows: int = 0) -> Statistics:
     """Features and targets of all stored transitions. Hidden states run from zero through each whole episode; at
-    time t the episodes that are still running go on together, so nothing is padded."""
+    time t the episodes that are still running go on together, so nothing is padded. `chunk_rows` has no use here."""
     forward_model = models.forward_model
     outputs, features = forward_model.output.weight.shape
     statistics = Statistics.empty(features, outputs, replay.device)

@@ -1,10 +1,74 @@
-"""Planning: the value network of the sampled model, by fitted value iteration (Eq. 5 to 7)."""
+"""Planning: the value network of the sampled model, by fitted value iteration (Eq. 5 to 7).
+
+The fast path. Encoder, sampled model and termination model are fixed while the value network learns, so the model is
+rolled out before V is touched: one GRU scan, then the predictions of all actions in bulk. V' is constant between two
+copies, so its targets for a whole block of steps come from one pass. Only the gradient steps remain sequential.
+"""
+
+from collections.abc import Iterator
 
 import torch
 from torch import nn
+
+from psdrl.config import Config
+from psdrl.kernels.lookahead.factored import folded, predict
+from psdrl.learning import Latents, Losses, Optimisers, Sampler, gradient_step, scan
+from psdrl.models import Models, SampledModel, one_hot
 
 
 def copy_parameters(source: nn.Module, target: nn.Module) -> None:
     """psi' <- psi, in place."""
     with torch.no_grad():
         torch._foreach_copy_(list(target.parameters()), list(source.parameters()))
+
+
+def stretches(length: int, block: int, most: int) -> Iterator[range]:
+    """Consecutive ranges of at most max(1, `most`) steps that hold whole blocks, or lie within one block."""
+    most = max(1, most)
+    start = 0
+    while start < length:
+        rest = block - start % block  # steps left of the block that is under way
+        stop = start + (rest + (most - rest) // block * block if most >= rest else most)
+        yield range(start, min(stop, length))
+        start = stop
+
+
+def train_value(
+    models: Models, optimisers: Optimisers, latents: Latents, sample: Sampler, model: SampledModel, config: Config
+) -> Losses:
+    """Line 12: per iteration one sweep through a batch, one gradient step per time step."""
+    iterations = config.value.iterations * (4 if config.algo == "fresh-value" else 1)
+    block = config.value.target_every
+    losses = []
+    for _ in range(iterations):
+        batch = sample()
+        size, length = batch.actions.shape
+        with torch.no_grad():
+            z = latents[batch.slots[:, :-1].T]  # (L, B, Z), time first
+            inputs = torch.cat([z, one_hot(batch.actions.T, models.forward_model.num_actions, z)], 2)
+            start = z.new_zeros(1, size, config.forward.recurrent)
+            hidden = torch.cat([start, scan(models.forward_model, inputs[:-1], start[0])]) if length > 1 else start
+            states = torch.cat([z, hidden], 2)
+        most = config.chunk_rows // (size * models.forward_model.num_actions)
+        for steps in stretches(length, block, most):
+            rows = slice(steps.start, steps.stop)
+            with torch.no_grad():
+                predictions = predict(
+                    folded(models.forward_model, model),
+                    models.termination,
+                    z[rows].flatten(0, 1),
+                    hidden[rows].flatten(0, 1),
+                    config.termination.threshold,
+                )
+            for first in range(steps.start, steps.stop, block):
+                last = min(first + block, steps.stop)
+                if first % block == 0:
+                    copy_parameters(models.value, models.target)
+                with torch.no_grad():
+                    part = predictions.rows((first - steps.start) * size, (last - steps.start) * size)
+                    targets = part.returns(models.target, config.value.discount).amax(1).view(-1, size)
+                for t in range(first, last):
+                    loss = (models.value(states[t]) - targets[t - first]).square().mean()
+                    gradient_step(optimisers["value"], loss)
+                    losses.append(loss.detach())
+    return {"value": torch.stack(losses).mean()} if losses else {}

@@ -3,12 +3,15 @@
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from psdrl.config import Config
 from psdrl.errors import UserError
-from psdrl.models import Models, SampledModel
+from psdrl.learning import Latents, scan
+from psdrl.models import Models, SampledModel, one_hot
+from psdrl.replay import Replay
 
 
 @dataclass
@@ -33,6 +36,37 @@ class Statistics:
         self.cross += features.T @ targets
         self.squares += targets.square().sum(0)
         self.rows += len(features)
+
+
+@torch.no_grad()
+def buffer_statistics(models: Models, replay: Replay, latents: Latents, chunk_rows: int) -> Statistics:
+    """Features and targets of all stored transitions, streamed: Phi is never materialised.
+
+    Episodes are packed by length (longest first), so nothing is padded; time goes on in stretches of at most
+    `chunk_rows` rows (at least one step), each a packed GRU scan followed by the feature network in bulk.
+    """
+    forward_model = models.forward_model
+    outputs, features = forward_model.output.weight.shape
+    statistics = Statistics.empty(features, outputs, replay.device)
+    episodes = sorted(replay.episodes, key=lambda episode: -episode.length)
+    starts = torch.tensor([episode.start for episode in episodes])
+    lengths = np.array([episode.length for episode in episodes])
+    active = len(episodes) - np.searchsorted(lengths[::-1], np.arange(lengths[0]), side="right")  # per time step
+    hidden = forward_model.output.weight.new_zeros(len(episodes), forward_model.gru.hidden_size)
+    time = 0
+    while time < len(active):
+        steps = max(1, int(np.searchsorted(np.cumsum(active[time:]), chunk_rows, side="right")))
+        sizes = active[time : time + steps]
+        rows = torch.cat([starts[:size] + t for t, size in enumerate(sizes, time)]) % replay.num_slots
+        rows = rows.to(replay.device)
+        z, actions = latents[rows], replay.actions[rows]
+        inputs = torch.cat([z, one_hot(actions, forward_model.num_actions, z)], 1)
+        states = scan(forward_model, inputs, hidden[: sizes[0]], torch.from_numpy(sizes))
+        targets = torch.cat([latents[(rows + 1) % replay.num_slots], replay.rewards[rows, None].to(z)], 1)
+        statistics.add(forward_model.feature_layers(torch.cat([states, inputs], 1)), targets)
+        hidden = states[-sizes[-1] :]
+        time += steps
+    return statistics
 
 
 @dataclass

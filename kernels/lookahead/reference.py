@@ -33,7 +33,7 @@ def lookahead(
         h = forward_model.next_hidden(latents, actions, hidden)
         prediction = F.linear(forward_model.features(h, latents, actions), sample.weight, sample.bias)
         z, reward = prediction[:, :-1], prediction[:, -1]
-        alive = termination(z) < threshold
-        returns.append(reward + discount * alive * value_of(value, z, h))
+        next_value = torch.where(termination(z) < threshold, value_of(value, z, h), 0.0)
+        returns.append(reward + discount * next_value)
         next_hidden.append(h)
     return Lookahead(torch.stack(returns, 1), torch.stack(next_hidden, 1))

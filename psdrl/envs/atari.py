@@ -65,6 +65,11 @@ def _spec(game: str, num_actions: int, backend: str) -> EnvSpec:
     return EnvSpec(game, "image", (1, SIZE, SIZE), "uint8", num_actions, backend)
 
 
+def _count(space: gymnasium.Space[Any]) -> int:
+    assert isinstance(space, gymnasium.spaces.Discrete)
+    return int(space.n)
+
+
 class EnvPoolVector(VectorEnv):
     """EnvPool: the environments run in C++ threads."""
 
@@ -90,7 +95,7 @@ class EnvPoolVector(VectorEnv):
             use_inter_area_resize=True,  # with this the frames equal gymnasium's
         )
         self.num_envs = num_envs
-        self.spec = _spec(game, int(self._pool.action_space.n), "envpool")
+        self.spec = _spec(game, _count(self._pool.action_space), "envpool")
 
     def reset(self) -> NDArray:
         return self._pool.reset()[0]
@@ -110,7 +115,7 @@ class AleVector(VectorEnv):
         from ale_py.vector_env import AtariVectorEnv
 
         name = "".join("_" + c.lower() if c.isupper() else c for c in game).lstrip("_")
-        self._envs: Any = AtariVectorEnv(
+        self._envs = AtariVectorEnv(
             name,
             num_envs,
             img_height=SIZE,
@@ -125,7 +130,7 @@ class AleVector(VectorEnv):
         self._seeds = np.asarray(seeds)
         self._done = np.zeros(num_envs, bool)
         self.num_envs = num_envs
-        self.spec = _spec(game, int(self._envs.single_action_space.n), "ale")
+        self.spec = _spec(game, _count(self._envs.single_action_space), "ale")
 
     def reset(self) -> NDArray:
         self._done[:] = False
@@ -159,6 +164,4 @@ def _gymnasium(game: str, num_envs: int, seeds: list[int], protocol: AtariConfig
         return gymnasium.wrappers.TimeLimit(env, protocol.max_steps)
 
     envs = gymnasium.vector.SyncVectorEnv([make] * num_envs)
-    actions = envs.single_action_space
-    assert isinstance(actions, gymnasium.spaces.Discrete)
-    return GymVector(_spec(game, int(actions.n), "gymnasium"), envs, seeds)
+    return GymVector(_spec(game, _count(envs.single_action_space), "gymnasium"), envs, seeds)

@@ -1,0 +1,18 @@
+"""Loads the C++ extension psdrl._C, or says why it is missing; importing this never fails."""
+
+import importlib
+from functools import cache
+
+HOW = "build it with: pip install --no-build-isolation --no-deps -e ."
+
+
+@cache
+def missing() -> str | None:
+    """None if torch.ops.psdrl.* are there, else the reason why they are not."""
+    try:
+        importlib.import_module("psdrl._C")
+    except ModuleNotFoundError:
+        return f"the C++ extension psdrl._C is not built ({HOW})"
+    except (ImportError, OSError) as error:  # built for another torch or another machine
+        return f"the C++ extension psdrl._C does not load ({error}; {HOW})"
+    return None

@@ -1,0 +1,127 @@
+"""The fast lookahead: the same numbers as `reference`, up to the order of additions.
+
+Only onehot(a) differs between the |A| inputs of a state, so whatever does not depend on the action is computed once
+per state and the action enters as a column of the weights. The features are linear in the last tanh layer, so the
+sampled output layer is folded into it once per sample: W~ (W4 u + b4) = (W~ W4) u + W~ b4.
+Per state-action row at the paper's sizes: 15.8M multiply-adds instead of 29.7M for the forward model.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from psdrl.kernels.gru_actions import gru_actions
+from psdrl.kernels.linear_tanh import linear, linear_tanh
+from psdrl.kernels.lookahead.reference import Lookahead
+from psdrl.kernels.tanh_dot import tanh_dot
+from psdrl.models import ForwardModel, SampledModel, TanhNet
+
+
+class Folded(NamedTuple):
+    """A sampled forward model, split into per-state parts, action columns and per-action parts."""
+
+    state: Tensor  # (3H + U, Z) GRU input projection and first layer, from z
+    state_bias: Tensor  # (3H + U,)
+    recurrent: Tensor  # (3H, H) GRU recurrent projection
+    recurrent_bias: Tensor  # (3H,)
+    gru_columns: Tensor  # (A, 3H) what each action adds to the input projection
+    first: Tensor  # (U, H) first layer, from h'
+    first_columns: Tensor  # (A, U) what each action adds to the first layer
+    hidden: list[tuple[Tensor, Tensor]]  # further tanh layers: weight (U, U), bias (U,)
+    output: Tensor  # (Z + 1, U) W~, folded with the last feature layer if that is linear
+    output_bias: Tensor  # (Z + 1,)
+
+
+@torch.no_grad()
+def fold(forward_model: ForwardModel, sample: SampledModel) -> Folded:
+    """Prepare a sampled model, once per sample; products in float64."""
+    gru, latent = forward_model.gru, forward_model.latent_size
+    size = gru.hidden_size
+    layers = [(layer.weight.detach(), layer.bias.detach()) for layer in forward_model.linear_layers()]
+    output, output_bias = sample.weight, sample.bias
+    if not forward_model.tanh_features:
+        weight, bias = layers.pop()
+        output_bias = (output.double() @ bias.double() + output_bias.double()).to(output.dtype)
+        output = (output.double() @ weight.double()).to(output.dtype)
+    (first, first_bias), *hidden = layers
+    return Folded(
+        state=torch.cat([gru.weight_ih[:, :latent], first[:, size : size + latent]]),
+        state_bias=torch.cat([gru.bias_ih, first_bias]),
+        recurrent=gru.weight_hh.detach(),
+        recurrent_bias=gru.bias_hh.detach(),
+        gru_columns=gru.weight_ih[:, latent:].T.contiguous(),
+        first=first[:, :size].contiguous(),
+        first_columns=first[:, size + latent :].T.contiguous(),
+        hidden=hidden,
+        output=output.contiguous(),
+        output_bias=output_bias,
+    )
+
+
+def folded(forward_model: ForwardModel, sample: SampledModel) -> Folded:
+    """The folded model, made at first use; a sample belongs to the forward model as it was when it was drawn."""
+    if sample.folded is None:
+        sample.folded = fold(forward_model, sample)
+    return sample.folded
+
+
+def tanh_net(net: TanhNet, x: Tensor) -> Tensor:
+    """The network on rows (n, inputs) -> (n,), without autograd."""
+    *hidden, before, last = net.linear_layers()
+    for layer in hidden:
+        x = linear_tanh(x, layer.weight, layer.bias)
+    return tanh_dot(x, before.weight, before.bias, last.weight, last.bias)
+
+
+class Predictions(NamedTuple):
+    """What each action leads to, as far as it does not depend on the value network."""
+
+    latents_hidden: Tensor  # (n, A, Z + H) [z^, h'], the value network's input
+    rewards: Tensor  # (n, A)
+    alive: Tensor  # (n, A) bool
+
+    def rows(self, start: int, stop: int) -> "Predictions":
+        """The predictions of some of the states."""
+        return Predictions(*(tensor[start:stop] for tensor in self))
+
+    def returns(self, value: TanhNet, discount: float) -> Tensor:
+        """r^ + gamma * 1[alive] * V(z^, h') (n, A)."""
+        values = tanh_net(value, self.latents_hidden.flatten(0, 1)).view_as(self.rewards)
+        return torch.addcmul(self.rewards, self.alive.to(values.dtype), values, value=discount)
+
+
+def predict(model: Folded, termination: TanhNet, latents: Tensor, hidden: Tensor, threshold: float) -> Predictions:
+    """All actions from latent states (n, Z) and hidden states (n, H): n * A rows in bulk."""
+    count, size = hidden.shape
+    num_actions, latent = len(model.gru_columns), latents.shape[1]
+    state = linear(latents, model.state, model.state_bias)
+    recurrent = linear(hidden, model.recurrent, model.recurrent_bias)
+    rows = gru_actions(state[:, : 3 * size], recurrent, model.gru_columns, hidden).flatten(0, 1)
+    x = linear_tanh(rows, model.first, None, state[:, 3 * size :], model.first_columns)
+    for weight, bias in model.hidden:
+        x = linear_tanh(x, weight, bias)
+    prediction = linear(x, model.output, model.output_bias)
+    alive = tanh_net(termination, prediction[:, :latent]) < threshold
+    joint = torch.cat([prediction[:, :latent], rows], 1)
+    shape = (count, num_actions)
+    return Predictions(joint.view(*shape, -1), prediction[:, latent].view(shape), alive.view(shape))
+
+
+@torch.no_grad()
+def lookahead(
+    forward_model: ForwardModel,
+    sample: SampledModel,
+    termination: nn.Module,
+    value: nn.Module,
+    latents: Tensor,
+    hidden: Tensor,
+    discount: float,
+    threshold: float = 0.5,
+) -> Lookahead:
+    """One-step returns of all actions from latent states (n, Z) with hidden states (n, H)."""
+    assert isinstance(termination, TanhNet)
+    assert isinstance(value, TanhNet)
+    predictions = predict(folded(forward_model, sample), termination, latents, hidden, threshold)
+    next_hidden = predictions.latents_hidden[..., latents.shape[1] :]
+    return Lookahead(predictions.returns(value, discount), next_hidden)
