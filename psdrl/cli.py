@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import tyro
 from rich.console import Console
 
-from psdrl import evaluate, presets
+from psdrl import cost, evaluate, presets
 from psdrl import train as training
 from psdrl.config import Config, Preset
 from psdrl.errors import UserError
@@ -44,9 +44,16 @@ def play(arguments: list[str]) -> int:
     return 0
 
 
+def predict(arguments: list[str]) -> int:
+    """`psdrl cost`."""
+    cost.run(tyro.cli(cost.Question, args=arguments, prog="psdrl.cost"))
+    return 0
+
+
 COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "train": (train, "train an agent"),
     "evaluate": (play, "play a trained agent"),
+    "cost": (predict, "predict hours and memory of a run"),
 }
 
 
@@ -77,3 +84,8 @@ def main_train() -> Any:
 def main_evaluate() -> Any:
     """`python -m psdrl.evaluate`."""
     _exit(play, sys.argv[1:])
+
+
+def main_cost() -> Any:
+    """`python -m psdrl.cost`."""
+    _exit(predict, sys.argv[1:])

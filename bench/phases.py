@@ -1,0 +1,189 @@
+"""Seconds per unit of each phase: `python -m bench.phases --preset paper --actions 6 --transitions 5000`.
+
+Units: autoencoder_step (a gradient step with inner batch L), forward_step (forward and termination model, per time
+step of a window), posterior (whole, encoding included), value_step (a gradient step with its share of lookahead and
+targets), act (one action, one environment). Every path runs in the same process, in turn; the best time counts.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from bench import published
+from bench.workload import make_agent, shortened
+from psdrl import learning, plain, planning, posterior
+from psdrl.agent import Agent
+from psdrl.cost import Sizes, measure_here
+
+Unit = Literal["autoencoder_step", "forward_step", "posterior", "value_step", "act"]
+UNITS: tuple[Unit, ...] = ("autoencoder_step", "forward_step", "posterior", "value_step", "act")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Time the phases of an update."""
+
+    preset: Literal["paper", "cpu", "debug"] = "paper"
+    """Sizes of the networks and batches."""
+    actions: int = 6
+    """Number of actions."""
+    transitions: int = 5000
+    """Transitions in the buffer."""
+    only: Unit | None = None
+    """Time one unit only."""
+    compile: bool = False
+    """torch.compile the networks of the fast path."""
+    paths: tuple[Literal["published", "plain", "fast"], ...] = ("published", "plain", "fast")
+    """What to time; `published` differs from `plain` in the posterior alone."""
+    repeat: int = 3
+    """Measurements of each; the best counts."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+
+def unit(name: Unit, agent: Agent, path: str) -> tuple[Callable[[], object], float]:
+    """A call that runs some units of this phase, and how many."""
+    models, optimisers, replay, config = agent.models, agent.optimisers, agent.replay, agent.config
+    code = learning if path == "fast" else plain
+    rng = np.random.default_rng(0)
+
+    def sampler(batch: int, length: int) -> learning.Sampler:
+        return lambda: replay.sample(batch, length, rng)
+
+    size, length = config.replay.batch, config.replay.length
+    if name == "autoencoder_step":
+        steps = 2 if size * length > 10_000 else size
+        short = shortened(config, batch=steps)
+        return lambda: code.train_autoencoder(models, optimisers, replay, sampler(steps, length), short), steps
+    if name == "posterior":
+        if path == "published":
+            return lambda: published.posterior_mean(models, replay, config), 1
+
+        def fit() -> None:
+            rows = config.chunk_rows
+            if path == "fast":
+                table = learning.encode_buffer(models, replay, rows)
+                data = posterior.buffer_statistics(models, replay, table, rows)
+            else:
+                data = plain.buffer_statistics(models, replay, plain.EncodeOnUse(models, replay))
+            agent.posterior.fit(data)
+            agent.draw()
+
+        return fit, 1
+    if name == "act":
+        observation = replay.observations[:1].numpy()
+        count = 20
+        return lambda: [agent.actor.act(observation, 0.0) for _ in range(count)], count
+    table = _latents(agent, path)
+    steps = 8 if size * length > 10_000 else length
+    short = shortened(config, length=steps)
+    if name == "forward_step":
+        return lambda: code.train_forward(models, optimisers, table, sampler(size, steps), short), steps
+    train = planning.train_value if path == "fast" else plain.train_value
+    return lambda: train(models, optimisers, table, sampler(size, steps), agent.model, short), steps
+
+
+def _latents(agent: Agent, path: str) -> learning.Latents:
+    if path == "fast":
+        return learning.encode_buffer(agent.models, agent.replay, agent.config.chunk_rows)
+    return plain.EncodeOnUse(agent.models, agent.replay)
+
+
+def gflop(name: Unit, agent: Agent, transitions: int) -> float:
+    """Arithmetic of one unit on the fast path, in GFLOP."""
+    s, r = Sizes.of(agent.config, agent.spec), agent.config.replay
+    k, outputs = s.features, s.latent + 1
+    per_action = s.action + s.termination + s.value
+    return {
+        "autoencoder_step": 6e-9 * r.length * s.autoencoder,
+        "forward_step": 6e-9 * r.batch * (s.forward + s.termination),
+        "posterior": 2e-9 * transitions * (s.encoder + s.forward - k * outputs + k * (k / 2 + outputs)),
+        "value_step": 2e-9 * r.batch * (s.state + s.actions * per_action + 3 * s.value),
+        "act": 2e-9 * (s.encoder + s.state + s.actions * per_action),
+    }[name]
+
+
+def measure(options: Options) -> dict:
+    """Seconds per unit and path, the GEMM peak of this run, and the fraction of it that the fast path reaches."""
+    agents = {
+        path: make_agent(
+            options.preset,
+            options.actions,
+            options.transitions,
+            "fast" if path == "fast" else "plain",
+            compile=options.compile and path == "fast",
+        )
+        for path in options.paths
+    }
+    some = next(iter(agents.values()))
+    rows = some.config.replay.batch * 4 * options.actions
+    device = measure_here(some.config.forward.units, min(rows, 4096))
+    units = {}
+    for name in [options.only] if options.only else UNITS:
+        calls = {path: unit(name, agent, path) for path, agent in agents.items()}
+        seconds: dict[str, float] = {}
+        if name != "posterior" and {"plain", "published"} <= calls.keys():
+            del calls["published"]  # the same code as plain
+        for call, _ in calls.values():
+            call()  # warm up
+        for _ in range(options.repeat):
+            for path, (call, count) in calls.items():
+                start = time.perf_counter()
+                call()
+                took = (time.perf_counter() - start) / count
+                seconds[path] = min(took, seconds.get(path, took))
+        seconds |= {path: seconds["plain"] for path in agents if path not in seconds}
+        work = gflop(name, some, options.transitions)
+        units[name] = {"seconds": seconds, "gflop": work}
+        if "fast" in seconds:
+            rate = work * 1e9 / seconds["fast"]
+            units[name] |= {"gflop_per_second": rate / 1e9, "fraction_of_gemm_peak": rate / device.flops}
+    return {
+        "preset": options.preset,
+        "actions": options.actions,
+        "transitions": options.transitions,
+        "threads": torch.get_num_threads(),
+        "compile": options.compile,
+        "gemm_gflop_per_second": device.flops / 1e9,
+        "copy_gb_per_second": device.bandwidth / 1e9,
+        "units": units,
+    }
+
+
+def main() -> None:
+    """Print a table or JSON."""
+    options = tyro.cli(Options, prog="bench.phases")
+    result = measure(options)
+    if options.json:
+        print(json.dumps(result, indent=2))
+        return
+    console = Console()
+    console.print(
+        f"preset {result['preset']}, |A| = {result['actions']}, {result['transitions']} transitions, "
+        f"{result['threads']} threads, GEMM peak {result['gemm_gflop_per_second']:.0f} GFLOP/s, "
+        f"copy {result['copy_gb_per_second']:.1f} GB/s",
+        highlight=False,
+        soft_wrap=True,
+    )
+    table = Table("unit", *(f"{path} s" for path in options.paths), "GFLOP/s", "of GEMM peak")
+    for path in options.paths[:-1]:
+        table.add_column(f"{path} / fast", justify="right")
+    for name, entry in result["units"].items():
+        seconds = entry["seconds"]
+        cells = [f"{seconds[path]:.4g}" for path in options.paths]
+        cells += [f"{entry.get('gflop_per_second', 0):.1f}", f"{entry.get('fraction_of_gemm_peak', 0):.0%}"]
+        cells += [f"{seconds[path] / seconds[options.paths[-1]]:.2f}x" for path in options.paths[:-1]]
+        table.add_row(name, *cells)
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,357 @@
+"""Cost model: `python -m psdrl.cost --preset paper --game Pong --device a100` predicts hours and memory of a run.
+
+Counts floating-point operations, bytes and kernel launches of each phase of the fast path and divides by what a device
+can do. `here` measures this machine; the figures of devices nobody measured are predictions from their data sheets.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from psdrl.config import Config, Preset
+from psdrl.envs.vector import EnvSpec
+from psdrl.errors import UserError
+from psdrl.presets import preset
+
+Precision = Literal["fp32", "tf32", "bf16"]
+
+
+class Device(NamedTuple):
+    """What a device can do. A CPU starts an operation, then computes it; a GPU computes while the next is started."""
+
+    name: str
+    flops: float  # per second, in matrix products of the networks
+    flops64: float  # per second, float64
+    bandwidth: float  # bytes per second
+    launch: float  # seconds per operation
+    measured: bool
+
+
+# Data sheets (dense): A100 SXM 40 GB, H100 SXM. Half of the peak is assumed to be reached; a launch costs 4 us from
+# Python, of which CUDA graphs leave about a tenth. Nobody here has measured either device.
+_PEAK = {
+    "a100": {"fp32": 19.5e12, "tf32": 156e12, "bf16": 312e12},
+    "h100": {"fp32": 67e12, "tf32": 495e12, "bf16": 989e12},
+}
+_PEAK64 = {"a100": 19.5e12, "h100": 67e12}
+_BANDWIDTH = {"a100": 1.555e12, "h100": 3.35e12}
+REACHED = 0.5
+LAUNCH = 4e-6
+
+
+def data_sheet(name: str, precision: Precision = "tf32") -> Device:
+    """A device from its data sheet: a prediction."""
+    peak, peak64 = _PEAK[name][precision], _PEAK64[name]
+    return Device(name, REACHED * peak, REACHED * peak64, 0.8 * _BANDWIDTH[name], LAUNCH, measured=False)
+
+
+def measure_here(width: int, rows: int) -> Device:
+    """This machine's CPU: a GEMM of the run's own size, a copy larger than the caches, a tiny operation."""
+    x, w = torch.randn(rows, width), torch.randn(width, width)
+    flops = 2 * rows * width * width / _best(lambda: x @ w.T)
+    x64, w64 = x.double(), w.double()
+    flops64 = 2 * rows * width * width / _best(lambda: x64 @ w64.T)
+    source, target = torch.zeros(1 << 25), torch.zeros(1 << 25)
+    bandwidth = 2 * source.nbytes / _best(lambda: target.copy_(source))
+    tiny = torch.zeros(64)
+    launch = _best(lambda: [torch.tanh(tiny) for _ in range(1000)]) / 1000
+    return Device("here (cpu)", flops, flops64, bandwidth, launch, measured=True)
+
+
+def _best(call: Callable[[], object], seconds: float = 0.15) -> float:
+    """Shortest time of a call, over at least three of them."""
+    times: list[float] = []
+    while len(times) < 3 or sum(times) < seconds:
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+class Work(NamedTuple):
+    """Floating-point operations (two per multiply-add), bytes moved, kernels launched."""
+
+    flops: float = 0.0
+    flops64: float = 0.0
+    bytes: float = 0.0
+    launches: float = 0.0
+
+    def __add__(self, other: tuple) -> "Work":
+        return Work(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def times(self, count: float) -> "Work":
+        """This work `count` times over."""
+        return Work(*(a * count for a in self))
+
+    def seconds(self, device: Device) -> float:
+        """Arithmetic or memory, whichever takes longer; launches add to it on a CPU and hide behind it on a GPU."""
+        compute = self.flops / device.flops + self.flops64 / device.flops64
+        work, launches = max(compute, self.bytes / device.bandwidth), self.launches * device.launch
+        return work + launches if device.measured else max(work, launches)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Multiply-adds per row and parameters of each network."""
+
+    latent: int
+    hidden: int
+    features: int
+    actions: int
+    encoder: int  # multiply-adds per frame
+    autoencoder: int
+    forward: int  # multiply-adds per row, GRU included
+    state: int  # of these: once per state in the factored lookahead
+    action: int  # per state and action in the folded lookahead
+    termination: int
+    value: int
+    parameters: dict[str, int]
+
+    @classmethod
+    def of(cls, config: Config, spec: EnvSpec) -> "Sizes":
+        """Count what `psdrl.models` builds."""
+        encoder, decoder, latent, ae_parameters = _convolutions(config, spec)
+        f, hidden, actions = config.forward, config.forward.recurrent, spec.num_actions
+        widths = [hidden + latent + actions] + [f.units] * (f.layers - 1)
+        inner = [a * b for a, b in pairwise(widths)]
+        gru = 3 * hidden * (latent + actions + hidden)
+        output = f.units * (latent + 1)
+        linear_tail = f.feature_activation == "linear"
+        # Factored: projections of z and h once per state; per action h' enters the first layer; the last linear
+        # layer is folded into the output layer.
+        state = 3 * hidden * (latent + hidden) + latent * f.units
+        action = hidden * f.units + sum(inner[1 : len(inner) - linear_tail]) + output
+        termination = _tanh_net(latent, config.termination.units, config.termination.layers)
+        value = _tanh_net(latent + hidden, config.value.units, config.value.layers)
+        parameters = {"forward": gru + sum(inner) + output, "termination": termination, "value": value}
+        if ae_parameters:
+            parameters["autoencoder"] = ae_parameters
+        return cls(
+            latent, hidden, f.units, actions, encoder, encoder + decoder, gru + sum(inner) + output, state, action,
+            termination, value, parameters,
+        )  # fmt: skip
+
+
+def _tanh_net(inputs: int, units: int, layers: int) -> int:
+    widths = [inputs] + [units] * (layers - 1) + [1]
+    return sum(a * b for a, b in pairwise(widths))
+
+
+def _convolutions(config: Config, spec: EnvSpec) -> tuple[int, int, int, int]:
+    """Multiply-adds per frame of encoder and decoder, the latent size, and parameters."""
+    if spec.kind == "vector":
+        return 0, 0, spec.shape[0], 0
+    c, size, channels = config.autoencoder, spec.shape[1], spec.shape[0]
+    encoder = decoder = parameters = 0
+    for outputs, kernel, stride in zip(c.channels, c.kernels, c.strides, strict=True):
+        size = (size - kernel) // stride + 1
+        encoder += size * size * outputs * channels * kernel * kernel
+        parameters += outputs * channels * kernel * kernel
+        channels = outputs
+    flat = channels * size * size
+    if c.latent:
+        encoder, decoder, parameters = encoder + flat * c.latent, flat * c.latent, parameters + 2 * flat * c.latent
+    for inputs, outputs, kernel, stride in zip(
+        reversed(c.channels), [*reversed(c.channels[:-1]), spec.shape[0]], c.decoder_kernels, reversed(c.strides),
+        strict=True,
+    ):  # fmt: skip
+        decoder += size * size * inputs * outputs * kernel * kernel  # each input cell spreads over a kernel
+        size = (size - 1) * stride + kernel
+        parameters += inputs * outputs * kernel * kernel
+    return encoder, decoder, c.latent or flat, parameters
+
+
+def _gradient(rows: float, macs: int, parameters: int, kernels: float) -> Work:
+    """A gradient step: forward, and twice that backward; Adam reads 4 and writes 3 numbers per parameter."""
+    return Work(6 * rows * macs, 0, 4 * parameters * (7 + 3), kernels)
+
+
+# Operations per step as PyTorch's profiler counts them at the cpu preset, per layer or per step (bench/RESULTS.md).
+KERNELS = {"layer": 9, "step": 24, "gru_step": 28, "predict": 30}
+
+
+def update_work(config: Config, spec: EnvSpec, transitions: int) -> dict[str, Work]:
+    """Work of one update with this many transitions in the buffer, by phase."""
+    s, r = Sizes.of(config, spec), config.replay
+    rows, p = r.batch * r.length, s.parameters
+    layer, step = KERNELS["layer"], KERNELS["step"]
+    work: dict[str, Work] = {}
+    if "autoencoder" in p:
+        steps = config.autoencoder.iterations * r.batch
+        depth = 2 * len(config.autoencoder.channels) + 2 * bool(config.autoencoder.latent)
+        work["autoencoder"] = _gradient(r.length, s.autoencoder, p["autoencoder"], layer * depth + step).times(steps)
+        work["encoding"] = Work(2 * s.encoder * transitions)
+    window = config.forward.window
+    windows = config.forward.iterations * -(-r.length // window)
+    depth = config.forward.layers + config.termination.layers
+    gru = KERNELS["gru_step"] * window
+    work["forward"] = _gradient(
+        rows * config.forward.iterations / windows, s.forward + s.termination, p["forward"] + p["termination"],
+        layer * depth + gru + 2 * step,
+    ).times(windows)  # fmt: skip
+    k, outputs = s.features, s.latent + 1
+    features = s.forward - k * outputs
+    gram = Work(2 * features * transitions, 2 * transitions * k * (k + outputs), 0, transitions / r.length * 10)
+    solve = Work(0, 2 * k**3 + 6 * k * k * outputs, 8 * 4 * k * k, 50)
+    work["posterior"] = gram + solve if config.rule != "none" else Work()
+    steps = config.value.iterations * r.length * (4 if config.algo == "fresh-value" else 1)
+    ahead = 2 * r.batch * (s.state + s.actions * (s.action + s.termination + s.value))
+    predictions = KERNELS["predict"] * s.actions * r.batch / min(config.chunk_rows, rows * s.actions)
+    targets = 4 * config.value.layers / config.value.target_every
+    gradient = _gradient(r.batch, s.value, p["value"], layer * config.value.layers + step)
+    work["value"] = (Work(ahead, 0, 0, predictions + targets) + gradient).times(steps)
+    return work
+
+
+def act_work(config: Config, spec: EnvSpec) -> Work:
+    """One action of every environment: every weight is read once, which is what it costs."""
+    s = Sizes.of(config, spec)
+    weights = s.state + s.action + s.termination + s.value + (s.parameters.get("autoencoder", 0) // 2)
+    flops = 2 * config.num_envs * (s.encoder + s.state + s.actions * (s.action + s.termination + s.value))
+    return Work(flops, 0, 4 * weights, 70)
+
+
+def memory(config: Config, spec: EnvSpec) -> dict[str, float]:
+    """Bytes at the full buffer."""
+    s, r = Sizes.of(config, spec), config.replay
+    slots = r.capacity * 9 / 8
+    item = 1 if spec.dtype == "uint8" else 4
+    frame = item
+    for n in spec.shape:
+        frame *= n
+    widest = max(3 * s.hidden + s.features, s.latent + s.hidden, config.value.units, config.termination.units)
+    return {
+        "replay": slots * frame,
+        "latents": slots * s.latent * 4,
+        "networks": 4 * 4 * sum(s.parameters.values()) + 4 * s.parameters["value"],
+        "posterior": 8 * (4 * s.features**2 + 3 * s.features * (s.latent + 1)),
+        "activations": 4 * 6 * min(config.chunk_rows, r.batch * r.length * s.actions) * widest
+        + 4 * 3 * r.batch * r.length * (s.latent + s.hidden),
+    }
+
+
+def largest_tensor(config: Config, spec: EnvSpec) -> float:
+    """Bytes of the largest tensor an update may make, float32: a chunk at its widest (posterior chunks are float64),
+    a batch of B * L states, the table of latent states, or the Gram matrix."""
+    s, r = Sizes.of(config, spec), config.replay
+    chunk = 4 * config.chunk_rows * max(3 * s.hidden + s.features, 2 * (s.latent + 1), 2 * s.features)
+    batch = 4 * r.batch * (r.length + 1) * max(s.latent + max(s.hidden, s.actions), 3 * s.hidden)
+    return max(chunk, batch, 4 * r.capacity * 9 / 8 * s.latent, 8 * s.features * max(s.features, s.latent + 1))
+
+
+def update_steps(config: Config) -> Iterator[int]:
+    """Steps at which updates happen."""
+    step = config.update_period(0)
+    while step < config.steps:
+        yield step
+        period = config.update_period(step)
+        step = (step // period + 1) * period
+
+
+class Forecast(NamedTuple):
+    """Predicted seconds of a whole run by phase, and bytes."""
+
+    seconds: dict[str, float]
+    bytes: dict[str, float]
+
+    @property
+    def hours(self) -> float:
+        """The whole run."""
+        return sum(self.seconds.values()) / 3600
+
+
+def forecast(config: Config, spec: EnvSpec, device: Device, episode: int = 2000) -> Forecast:
+    """The whole run; evaluation episodes are taken to last `episode` steps."""
+    seconds: dict[str, float] = {}
+    # Work is linear in the buffer: two points give every update.
+    capacity = config.replay.capacity
+    empty, full = update_work(config, spec, 0), update_work(config, spec, capacity)
+    fills = [min(step, capacity) / capacity for step in update_steps(config)]
+    for name in full:
+        a, b = empty[name].seconds(device), full[name].seconds(device)
+        seconds[name] = sum(a + (b - a) * fill for fill in fills)
+    act = act_work(config, spec).seconds(device)
+    seconds["acting"] = act * config.steps / config.num_envs
+    if config.eval_every:
+        one = act_work(replace(config, num_envs=1), spec).seconds(device)
+        seconds["evaluation"] = one * config.steps / config.eval_every * config.eval_episodes * episode
+    return Forecast(seconds, memory(config, spec))
+
+
+def device_for(name: str, config: Config, spec: EnvSpec, precision: Precision = "tf32") -> Device:
+    """`here`, measured at the run's own width; or a data sheet."""
+    if name == "here":
+        rows = min(config.chunk_rows, config.replay.batch * config.value.target_every * spec.num_actions)
+        return measure_here(config.forward.units, min(rows, 4096))
+    if name not in _PEAK:
+        raise UserError(f"No figures for device {name!r}: use here, a100 or h100.")
+    return data_sheet(name, precision)
+
+
+@dataclass(frozen=True)
+class Question:
+    """Predict the cost of a run."""
+
+    game: str | None = None
+    """Atari game."""
+    env: str | None = None
+    """Any other environment, as for psdrl.train."""
+    preset: Preset = "auto"
+    """Preset, as for psdrl.train."""
+    device: Literal["here", "a100", "h100"] = "here"
+    """here: measured; a100, h100: predicted from data sheets."""
+    precision: Precision = "tf32"
+    """Precision of the networks on a GPU; `here` computes in fp32."""
+    actions: int = 0
+    """Number of actions; 0: those of the environment."""
+    steps: int = 0
+    """Environment steps; 0: those of the preset."""
+
+
+def run(question: Question) -> None:
+    """`psdrl cost`."""
+    from psdrl.envs import make_env
+
+    config = preset(Config(game=question.game, env=question.env, preset=question.preset))
+    config = replace(config, steps=question.steps or config.steps)
+    config.check()
+    env = make_env(config)
+    env.close()
+    spec = replace(env.spec, num_actions=question.actions or env.spec.num_actions)
+    device = device_for(question.device, config, spec, question.precision)
+    report(Console(), config, spec, device, question.precision if question.device != "here" else "fp32")
+
+
+def report(console: Console, config: Config, spec: EnvSpec, device: Device, precision: str) -> None:
+    """Print the forecast as a table."""
+    f = forecast(config, spec, device)
+    word = "measured rates" if device.measured else f"PREDICTION from the data sheet, {REACHED:.0%} of peak assumed"
+    table = Table(title=f"{config.env_name}, preset {config.preset}, {precision} on {device.name} ({word})")
+    for column in ("phase", "seconds per update, full buffer", "hours per run", "TFLOP per update", "launches"):
+        table.add_column(column, justify="left" if column == "phase" else "right")
+    work = update_work(config, spec, config.replay.capacity)
+    for name, seconds in f.seconds.items():
+        if name in work:
+            w = work[name]
+            cells = (f"{w.seconds(device):.3g}", f"{(w.flops + w.flops64) / 1e12:.3g}", f"{w.launches:.0f}")
+        else:
+            cells = ("", "", "")
+        table.add_row(name, cells[0], f"{seconds / 3600:.3g}", cells[1], cells[2])
+    total = sum((w for w in work.values()), Work())
+    per_update = sum(w.seconds(device) for w in work.values())
+    table.add_row("total", f"{per_update:.3g}", f"{f.hours:.3g}", f"{(total.flops + total.flops64) / 1e12:.3g}", "")
+    console.print(table)
+    parts = ", ".join(f"{name} {size / 1e9:.2g}" for name, size in f.bytes.items())
+    console.print(f"memory: {sum(f.bytes.values()) / 1e9:.2g} GB ({parts})", highlight=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    from psdrl.cli import main_cost
+
+    main_cost()

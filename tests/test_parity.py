@@ -1,0 +1,175 @@
+"""The fast path against the plain one, phase by phase and over whole updates, from the same state."""
+
+import numpy as np
+import pytest
+import torch
+
+from psdrl import configure, learning
+from psdrl.agent import PATHS, Agent
+from psdrl.envs.vector import EnvSpec
+from psdrl.kernels.lookahead import factored, reference
+
+CASES = {
+    "image-3-actions": {"actions": 3},
+    "one-action": {"kind": "vector", "actions": 1},
+    "18-actions-tiny-chunks": {"actions": 18, "chunk_rows": 5},
+    "tanh-features-odd-blocks": {
+        "actions": 2,
+        "chunk_rows": 29,
+        "forward": {"feature_activation": "tanh", "layers": 4, "iterations": 2},
+        "value": {"target_every": 3, "iterations": 2},
+    },
+    "one-sequence": {"kind": "vector", "actions": 4, "replay": {"batch": 1, "length": 7}},
+    "episodes-of-one-step": {"actions": 2, "lengths": (1, 1, 1)},
+    "length-not-divisible": {"actions": 5, "lengths": (1, 5, 40, 3), "replay": {"batch": 3, "length": 10}},
+    "blocks-longer-than-chunks": {"actions": 6, "chunk_rows": 50, "value": {"target_every": 40, "iterations": 2}},
+    "mean-reduction": {"actions": 3, "loss_reduction": "mean"},
+    "no-sampling": {"actions": 3, "algo": "egreedy-exploit"},
+    "fresh-value": {"actions": 3, "algo": "fresh-value"},
+    "two-environments": {"actions": 3, "num_envs": 2},
+}
+
+
+def make(path, dtype, kind="image", actions=3, lengths=(9, 12, 30, 1), **settings):
+    """An agent with a few random episodes; equal for every path and dtype."""
+    shape, observed = ((1, 64, 64), "uint8") if kind == "image" else ((11,), "float32")
+    config = configure(env="synthetic", preset="debug", update_path=path, device="cpu", **settings)
+    agent = Agent(config, EnvSpec("synthetic", kind, shape, observed, actions, "none"), dtype)
+    rng = np.random.default_rng(1)
+    for number, length in enumerate(lengths):
+        env = number % config.num_envs
+        size = (length + 1, *shape)
+        frames = rng.integers(0, 256, size) if kind == "image" else rng.normal(size=size)
+        agent.replay.start(env, frames[0].astype(observed))
+        for t in range(length):
+            action, reward = int(rng.integers(actions)), float(rng.normal())
+            agent.replay.add(env, action, reward, frames[t + 1].astype(observed), t == length - 1, False)
+    return agent
+
+
+def parameters(agent):
+    """Everything an update changes."""
+    state = {name: tensor for name, tensor in agent.models.state_dict().items() if tensor.numel()}
+    return state | {"sample": agent.model.weight, "mean": agent.posterior.mean}
+
+
+def distance(tensor, other):
+    """Relative L2 distance, in float64."""
+    tensor, other = tensor.double(), other.double()
+    return float((tensor - other).norm() / other.norm().clamp(min=1e-300))
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_updates_agree_in_float64(case):
+    plain, fast = make("plain", torch.float64, **case), make("fast", torch.float64, **case)
+    for _ in range(3):
+        plain_metrics, fast_metrics = plain.update(), fast.update()
+    for name, tensor in parameters(fast).items():
+        assert distance(tensor, parameters(plain)[name]) < 1e-9, name
+    for name, value in plain_metrics.items():
+        if name.startswith(("loss/", "posterior/")):
+            # The jitter is zero and a predictive deviation loses half the digits to its square root.
+            assert fast_metrics[name] == pytest.approx(value, rel=1e-7, abs=1e-12), name
+
+
+def run_phase(agent, phase):
+    """One phase of an update, from the agent's initial state; the sampled model comes from the prior."""
+    path = PATHS[agent.config.update_path]
+    common = (agent.models, agent.optimisers)
+    if phase == "autoencoder":
+        path.train_autoencoder(*common, agent.replay, agent.batch, agent.config)
+        return parameters(agent)
+    latents = path.encode_buffer(agent.models, agent.replay, agent.config.chunk_rows)
+    if phase == "forward":
+        path.train_forward(*common, latents, agent.batch, agent.config)
+    elif phase == "posterior":
+        data = path.buffer_statistics(agent.models, agent.replay, latents, agent.config.chunk_rows)
+        return {"gram": data.gram, "cross": data.cross, "squares": data.squares}
+    elif phase == "value":
+        path.train_value(*common, latents, agent.batch, agent.model, agent.config)
+    return parameters(agent)
+
+
+@pytest.mark.parametrize("phase", ["autoencoder", "forward", "posterior", "value"])
+def test_float32_is_as_exact_as_the_plain_path(phase):
+    # At these widths rounding errors average out enough for a ratio of two of them to mean something.
+    sizes = {
+        "actions": 6,
+        "lengths": (40, 60, 25),
+        "forward": {"units": 64, "recurrent": 32, "layers": 4},
+        "value": {"units": 64},
+        "replay": {"batch": 16, "length": 22},
+        "posterior": {"prior_latent": 1.0, "prior_reward": 1.0},
+    }
+    exact = run_phase(make("plain", torch.float64, **sizes), phase)
+    plain = run_phase(make("plain", torch.float32, **sizes), phase)
+    fast = run_phase(make("fast", torch.float32, **sizes), phase)
+    for name, tensor in exact.items():
+        allowed = 2 * distance(plain[name], tensor)
+        assert distance(fast[name], tensor) <= allowed, (name, allowed)
+
+
+@pytest.mark.parametrize("actions", [1, 2, 6, 18])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_lookahead_agrees(actions, dtype):
+    agent = make("fast", dtype, actions=actions, forward={"units": 50, "recurrent": 23})
+    models = agent.models
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn(13, models.autoencoder.latent_size, generator=generator).to(dtype)
+    h = torch.randn(13, 23, generator=generator).to(dtype)
+    arguments = (models.forward_model, agent.model, models.termination, models.value, z, h, 0.9, 0.5)
+    exact_agent = make("fast", torch.float64, actions=actions, forward={"units": 50, "recurrent": 23})
+    m = exact_agent.models
+    with torch.no_grad():
+        exact = reference.lookahead(
+            m.forward_model, exact_agent.model, m.termination, m.value, z.double(), h.double(), 0.9, 0.5
+        )
+        plain, fast = reference.lookahead(*arguments), factored.lookahead(*arguments)
+    assert fast.hidden.shape == (13, actions, 23)
+    for name in ("returns", "hidden"):
+        error = distance(getattr(fast, name), getattr(exact, name))
+        allowed = 1e-9 if dtype == torch.float64 else 2 * distance(getattr(plain, name), getattr(exact, name))
+        assert error <= allowed, name
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_acting_agrees(num_envs):
+    agents = [make(path, torch.float64, num_envs=num_envs, actions=6) for path in ("plain", "fast")]
+    for agent in agents:
+        agent.update()
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        frames = rng.integers(0, 256, (num_envs, 1, 64, 64), dtype=np.uint8)
+        chosen = [agent.actor.act(frames, 0.2).tolist() for agent in agents]
+        assert chosen[0] == chosen[1]
+        assert distance(agents[1].actor.hidden, agents[0].actor.hidden) < 1e-9
+
+
+def test_each_frame_is_encoded_once_per_update(monkeypatch):
+    agent = make("fast", torch.float32, chunk_rows=7)
+    encoded = []
+    encode = agent.models.encode
+    monkeypatch.setattr(agent.models, "encode", lambda frames: (encoded.append(len(frames)), encode(frames))[1])
+    agent.update()
+    assert sum(encoded) == sum(episode.length + 1 for episode in agent.replay.episodes)
+    assert max(encoded) <= 7
+
+
+def test_encoded_buffer_is_right_in_every_stored_slot():
+    agent = make("fast", torch.float64)
+    table = learning.encode_buffer(agent.models, agent.replay, 4)
+    for slot in agent.replay.stored_slots():
+        with torch.no_grad():
+            expected = agent.models.encode(agent.replay.observations[slot][None])[0]
+        torch.testing.assert_close(table[slot], expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_new_sample_is_folded_anew():
+    """The folded weights live on the sample: a stale fold would plan in the previous model."""
+    agent = make("fast", torch.float64)
+    agent.update()
+    first = factored.folded(agent.models.forward_model, agent.model)
+    agent.update()
+    second = factored.folded(agent.models.forward_model, agent.model)
+    torch.testing.assert_close(second.recurrent, agent.models.forward_model.gru.weight_hh)
+    assert not torch.equal(first.output, second.output)
