@@ -1,12 +1,13 @@
 # make train   set up .venv (first time only) and train PSDRL on Pong; GAME=... and ARGS="..." pass through
 # make test    ruff, mypy and the whole test suite (what .ci/run calls)
+# make bench   the benchmark suites and the phase table (half an hour, on an idle machine)
 GAME ?= Pong
 ARGS ?=
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: train test clean
+.PHONY: train test bench clean
 train: $(READY)
 	$(BIN)/python -m psdrl.train --game $(GAME) $(ARGS)
 
@@ -15,6 +16,11 @@ test: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest
+
+bench: $(READY)
+	$(BIN)/python -m pytest bench --benchmark-enable --benchmark-only -s --benchmark-group-by=group --benchmark-columns=min,mean,rounds
+	$(BIN)/python -m bench.phases --preset paper
+	$(BIN)/python -m bench.phases --preset cpu
 
 # torch first and no build isolation: setup.py compiles the extension against the torch that will load it.
 $(READY): pyproject.toml setup.py $(wildcard csrc/*)

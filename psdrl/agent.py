@@ -67,8 +67,6 @@ class Agent:
         self.rng = np.random.default_rng(seeds[0])  # batches and new networks
         self.generator = torch.Generator(self.device).manual_seed(seeds[1])  # draws from the posterior
         self.models = self._initialised(lambda: Models(config, spec), seeds[2])
-        if config.compile:
-            self.models.compile_networks()
         self.actor = Actor(self, config.num_envs, seeds[3])
         self.evaluation_seed = seeds[4]
         self.optimisers = make_optimisers(self.models, config)

@@ -187,7 +187,7 @@ class Config:
     device: str = "auto"
     """auto, cpu, cuda or cuda:N; auto takes a GPU if there is one."""
     compile: bool = False
-    """torch.compile the networks: minutes of warm-up, then faster."""
+    """torch.compile the fast path's inner functions: a minute or two of warm-up, then faster."""
     update_path: Literal["fast", "plain"] = "fast"
     """fast: exact reformulations, the same numbers up to float rounding. plain: the paper's loops, the oracle."""
     chunk_rows: int = 16_384

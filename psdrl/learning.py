@@ -11,8 +11,9 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from psdrl.compiling import compiled
 from psdrl.config import Config
-from psdrl.models import Autoencoder, ForwardModel, Models, one_hot
+from psdrl.models import Autoencoder, ForwardModel, Models, TanhNet, one_hot
 from psdrl.replay import Batch, Replay
 
 Sampler = Callable[[], Batch]
@@ -39,11 +40,13 @@ def make_optimisers(models: Models, config: Config) -> Optimisers:
     return {name: torch.optim.Adam(net.parameters(), lr, fused=True) for name, (net, lr) in networks.items()}
 
 
-def gradient_step(optimiser: torch.optim.Optimizer, loss: Tensor) -> None:
-    """One step down the gradient of the loss."""
-    optimiser.zero_grad(set_to_none=True)
+def gradient_step(optimisers: tuple[torch.optim.Optimizer, ...], loss: Tensor) -> None:
+    """One step down the gradient of the loss, for one network or for several that share no parameters."""
+    for optimiser in optimisers:
+        optimiser.zero_grad(set_to_none=True)
     loss.backward()
-    optimiser.step()
+    for optimiser in optimisers:
+        optimiser.step()
 
 
 def autoencoder_loss(autoencoder: Autoencoder, observations: Tensor, reduction: str) -> Tensor:
@@ -68,10 +71,11 @@ def train_autoencoder(
     if not isinstance(autoencoder, Autoencoder):
         return {}
     losses = []
+    loss_of = compiled(autoencoder_loss, config.compile)
     for _ in range(config.autoencoder.iterations):
         for slots in sample().slots[:, :-1]:
-            loss = autoencoder_loss(autoencoder, replay.observations[slots], config.loss_reduction)
-            gradient_step(optimisers["autoencoder"], loss)
+            loss = loss_of(autoencoder, replay.observations[slots], config.loss_reduction)
+            gradient_step((optimisers["autoencoder"],), loss)
             losses.append(loss.detach())
     return {"autoencoder": torch.stack(losses).mean()} if losses else {}
 
@@ -98,32 +102,54 @@ def scan(forward_model: ForwardModel, inputs: Tensor, hidden: Tensor, batch_size
     return torch.gru(inputs, batch_sizes, hidden[None], weights, True, 1, 0.0, False, False)[0]
 
 
+def window_losses(
+    forward_model: ForwardModel,
+    termination: TanhNet,
+    latents: Tensor,
+    actions: Tensor,
+    rewards: Tensor,
+    terminated: Tensor,
+    hidden: Tensor,
+    reward_weight: float,
+    reduction: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Eq. 2 and Eq. 3 over a window: z (l + 1, B, Z), the rest (l, B), h_0 (B, H) -> both losses and h_l (B, H)."""
+    following = latents[1:].flatten(0, 1)
+    inputs = torch.cat([latents[:-1], one_hot(actions, forward_model.num_actions, latents)], 2)
+    states = scan(forward_model, inputs, hidden)
+    features = forward_model.feature_layers(torch.cat([states, inputs], 2).flatten(0, 1))
+    target = torch.cat([following, rewards.reshape(-1, 1).to(following)], 1)
+    loss = forward_loss(forward_model.output(features), target, reward_weight, reduction)
+    error = termination(following) - terminated.flatten()
+    return loss, error.square().mean(), states[-1].detach()
+
+
 def train_forward(models: Models, optimisers: Optimisers, latents: Latents, sample: Sampler, config: Config) -> Losses:
     """Lines 7 and 8: windows of l steps of truncated backpropagation through time, the hidden state carried on."""
     forward_model, termination = models.forward_model, models.termination
     losses, termination_losses = [], []
+    losses_of = compiled(window_losses, config.compile)
     for _ in range(config.forward.iterations):
         batch = sample()
         size, length = batch.actions.shape
         hidden = forward_model.output.weight.new_zeros(size, config.forward.recurrent)
         for start in range(0, length, config.forward.window):
             stop = min(start + config.forward.window, length)
-            z = latents[batch.slots[:, start : stop + 1].T]  # (l + 1, B, Z), time first
-            following = z[1:].flatten(0, 1)
-            actions = batch.actions[:, start:stop].T.flatten()
-            inputs = torch.cat([z[:-1].flatten(0, 1), one_hot(actions, forward_model.num_actions, z)], 1)
-            states = scan(forward_model, inputs.view(stop - start, size, -1), hidden)
-            features = forward_model.feature_layers(torch.cat([states.flatten(0, 1), inputs], 1))
-            target = torch.cat([following, batch.rewards[:, start:stop].T.reshape(-1, 1).to(z)], 1)
-            loss = forward_loss(
-                forward_model.output(features), target, config.forward.reward_weight, config.loss_reduction
+            loss, termination_loss, hidden = losses_of(
+                forward_model,
+                termination,
+                latents[batch.slots[:, start : stop + 1].T],  # time first
+                batch.actions[:, start:stop].T,
+                batch.rewards[:, start:stop].T,
+                batch.terminated[:, start:stop].T,
+                hidden,
+                config.forward.reward_weight,
+                config.loss_reduction,
             )
-            gradient_step(optimisers["forward"], loss)
-            termination_loss = (termination(following) - batch.terminated[:, start:stop].T.flatten()).square().mean()
-            gradient_step(optimisers["termination"], termination_loss)
+            # The two losses share no parameters: one backward pass serves both networks.
+            gradient_step((optimisers["forward"], optimisers["termination"]), loss + termination_loss)
             losses.append(loss.detach())
             termination_losses.append(termination_loss.detach())
-            hidden = states[-1].detach()
     if not losses:
         return {}
     return {"forward": torch.stack(losses).mean(), "termination": torch.stack(termination_losses).mean()}

@@ -183,12 +183,6 @@ class Models(nn.Module):
         """Latent states (n, Z) of observations as the environment gives them."""
         return self.autoencoder.encode(observations)
 
-    def compile_networks(self) -> None:
-        """torch.compile every network, in place."""
-        for network in self.modules():
-            if isinstance(network, (nn.Sequential, ForwardModel, TanhNet)):
-                network.compile(dynamic=False)
-
     def counts(self) -> Iterator[tuple[str, int]]:
         """Parameters of each network."""
         for name in ("autoencoder", "forward_model", "termination", "value"):

@@ -8,12 +8,13 @@ copies, so its targets for a whole block of steps come from one pass. Only the g
 from collections.abc import Iterator
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from psdrl.compiling import compiled
 from psdrl.config import Config
-from psdrl.kernels.lookahead.factored import folded, predict
+from psdrl.kernels.lookahead.factored import Predictions, folded, predict
 from psdrl.learning import Latents, Losses, Optimisers, Sampler, gradient_step, scan
-from psdrl.models import Models, SampledModel, one_hot
+from psdrl.models import Models, SampledModel, TanhNet, one_hot
 
 
 def copy_parameters(source: nn.Module, target: nn.Module) -> None:
@@ -33,6 +34,16 @@ def stretches(length: int, block: int, most: int) -> Iterator[range]:
         start = stop
 
 
+def value_loss(value: TanhNet, states: Tensor, targets: Tensor) -> Tensor:
+    """Eq. 5 for states [z, h] (n, Z + H) and targets (n,)."""
+    return (value(states) - targets).square().mean()
+
+
+def best_returns(predictions: Predictions, value: TanhNet, discount: float) -> Tensor:
+    """max over actions of r^ + gamma * v^ (n,)."""
+    return predictions.returns(value, discount).amax(1)
+
+
 def train_value(
     models: Models, optimisers: Optimisers, latents: Latents, sample: Sampler, model: SampledModel, config: Config
 ) -> Losses:
@@ -40,6 +51,8 @@ def train_value(
     iterations = config.value.iterations * (4 if config.algo == "fresh-value" else 1)
     block = config.value.target_every
     losses = []
+    predict_all = compiled(predict, config.compile)
+    targets_of, loss_of = compiled(best_returns, config.compile), compiled(value_loss, config.compile)
     for _ in range(iterations):
         batch = sample()
         size, length = batch.actions.shape
@@ -53,7 +66,7 @@ def train_value(
         for steps in stretches(length, block, most):
             rows = slice(steps.start, steps.stop)
             with torch.no_grad():
-                predictions = predict(
+                predictions = predict_all(
                     folded(models.forward_model, model),
                     models.termination,
                     z[rows].flatten(0, 1),
@@ -66,9 +79,9 @@ def train_value(
                     copy_parameters(models.value, models.target)
                 with torch.no_grad():
                     part = predictions.rows((first - steps.start) * size, (last - steps.start) * size)
-                    targets = part.returns(models.target, config.value.discount).amax(1).view(-1, size)
+                    targets = targets_of(part, models.target, config.value.discount).view(-1, size)
                 for t in range(first, last):
-                    loss = (models.value(states[t]) - targets[t - first]).square().mean()
-                    gradient_step(optimisers["value"], loss)
+                    loss = loss_of(models.value, states[t], targets[t - first])
+                    gradient_step((optimisers["value"],), loss)
                     losses.append(loss.detach())
     return {"value": torch.stack(losses).mean()} if losses else {}

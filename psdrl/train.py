@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType, TracebackType
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
 import psdrl
+from psdrl import cost
 from psdrl.agent import Agent
 from psdrl.checkpoint import check_same, latest, restore, write_config
 from psdrl.config import Config
@@ -57,6 +59,7 @@ def run(config: Config, why_preset: str, arguments: list[str]) -> int:
         restore(checkpoint, agent)
     write_config(logdir, config)
     _summary(console, agent, why_preset, checkpoint)
+    _forecast(console, agent)
     if agent.step >= config.steps:
         console.print(f"This run has its {config.steps} steps; ask for more with --steps.", highlight=False)
         env.close()
@@ -120,6 +123,23 @@ def _summary(console: Console, agent: Agent, why_preset: str, checkpoint: Path |
     for name, value in rows.items():
         table.add_row(f"[bold]{name}", value)
     console.print(table, highlight=False)
+
+
+def _forecast(console: Console, agent: Agent) -> None:
+    """What the cost model expects of this run; see `psdrl.cost`."""
+    if agent.device.type == "cuda":
+        known = [name for name in ("a100", "h100") if name in torch.cuda.get_device_name(agent.device).lower()]
+        if not known:
+            return
+        device = cost.data_sheet(known[0], "fp32")
+    else:
+        device = cost.device_for("here", agent.config, agent.spec)
+    expected = cost.forecast(agent.config, agent.spec, device)
+    hours = expected.hours * (1 - agent.step / agent.config.steps)
+    source = "from rates measured now" if device.measured else "predicted from the data sheet"
+    console.print(
+        f"[bold]forecast[/]     {hours:.2g} h, {sum(expected.bytes.values()) / 1e9:.2g} GB ({source})", highlight=False
+    )
 
 
 if __name__ == "__main__":
