@@ -1,5 +1,6 @@
 # make train   set up .venv (first time only) and train PSDRL on Pong; GAME=... and ARGS="..." pass through
 # make test    ruff, mypy and the whole test suite (what .ci/run calls)
+# make sanitize   the C++ part under AddressSanitizer and UndefinedBehaviourSanitizer
 # make bench   the benchmark suites and the phase table (half an hour, on an idle machine)
 GAME ?= Pong
 ARGS ?=
@@ -7,7 +8,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: train test bench clean
+.PHONY: train test bench sanitize clean
 train: $(READY)
 	$(BIN)/python -m psdrl.train --game $(GAME) $(ARGS)
 
@@ -15,12 +16,15 @@ test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 bench: $(READY)
 	$(BIN)/python -m pytest bench --benchmark-enable --benchmark-only -s --benchmark-group-by=group --benchmark-columns=min,mean,rounds
 	$(BIN)/python -m bench.phases --preset paper
 	$(BIN)/python -m bench.phases --preset cpu
+
+sanitize: $(READY)
+	PYTHON=$(BIN)/python sh tests/host/sanitize.sh
 
 # torch first and no build isolation: setup.py compiles the extension against the torch that will load it.
 $(READY): pyproject.toml setup.py $(wildcard csrc/*)

@@ -1,11 +1,60 @@
 // The Python module psdrl._C: importing it registers the operations torch.ops.psdrl.*.
 
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/grad_mode.h>
 #include <Python.h>
 #include <torch/library.h>
 
+namespace {
+
+// k features, o outputs, g groups of outputs with equal variances, S samples, n rows. Matrices of the posterior are
+// float64. Of symmetric matrices only the lower triangle is read; what is above it is unspecified.
 TORCH_LIBRARY(psdrl, m) {
   m.def("linear_rows(Tensor x, Tensor weight, Tensor? bias) -> Tensor");
+  // gram (k, k) += weight features^T features, lower triangle; cross (k, o) += weight features^T targets.
+  m.def(
+      "gram_accumulate_(Tensor(a!) gram, Tensor(b!) cross, Tensor features, Tensor targets, float weight=1.0) -> ()");
+  // Lower Cholesky factors (g, k, k) of I / prior + gram / noise + jitter I; jitter (g,); info (g,) int32: 0, or -1
+  // for input that is not finite, or the order of the leading minor that stayed indefinite after all attempts.
+  // On CUDA more than one attempt reads info between attempts (a synchronisation); one attempt can be captured.
+  m.def(
+      "posterior_factor(Tensor gram, Tensor prior_variances, Tensor noise_variances, int attempts=16) -> "
+      "(Tensor factors, Tensor jitter, Tensor info)");
+  // mean (o, k): rows mu_j of Eq. 4; group: outputs per factor, in order; noise_variances (g,).
+  m.def("posterior_mean(Tensor factors, Tensor cross, int[] group, Tensor noise_variances) -> Tensor");
+  // (S, o, k): mu_j + L^-T eps; eps (S, o, k) given, or drawn from the generator.
+  m.def(
+      "posterior_sample(Tensor factors, Tensor mean, int[] group, Tensor? eps=None, int samples=1, "
+      "Generator? generator=None) -> Tensor");
+  // factor (k, k): L L^T += weight rows^T rows for rows (n, k). Returns info () int32: 0, -1 for rows that are not
+  // finite, or the column at which a downdate lost definiteness; unless 0 the factor is to be thrown away.
+  m.def("chol_update_(Tensor(a!) factor, Tensor rows, float weight=1.0) -> Tensor");
 }
+
+bool differentiable(const c10::IValue& value) {
+  return value.isTensor() && value.toTensor().defined() && value.toTensor().requires_grad();
+}
+
+// The posterior is closed form and no gradient flows through it: better an error here than a wrong gradient later.
+void refuse_gradients(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  if (at::GradMode::is_enabled()) {
+    for (const auto& value : torch::jit::last(*stack, op.schema().arguments().size())) {
+      TORCH_CHECK(!differentiable(value), op.schema().name(),
+                  " has no gradient: call it under torch.no_grad() or with detached tensors");
+    }
+  }
+  at::AutoDispatchBelowADInplaceOrView guard;
+  op.callBoxed(stack);
+}
+
+TORCH_LIBRARY_IMPL(psdrl, Autograd, m) {
+  for (const char* name : {"linear_rows", "gram_accumulate_", "posterior_factor", "posterior_mean",
+                           "posterior_sample", "chol_update_"}) {
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse_gradients>());
+  }
+}
+
+}  // namespace
 
 extern "C" PyMODINIT_FUNC PyInit__C(void) {
   static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, nullptr};

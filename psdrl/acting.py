@@ -36,27 +36,41 @@ class Actor:
     @torch.no_grad()
     def act(self, observations: NDArray, epsilon: float) -> NDArray[np.int64]:
         """Actions (N,) for observations (N, ...), and h_{t+1} for the actions taken (lines 14, 15 and 17)."""
-        agent, models = self.agent, self.agent.models
-        latents = models.encode(torch.from_numpy(observations).to(agent.device))
-        lookahead = factored.lookahead if agent.config.update_path == "fast" else reference.lookahead
-        ahead = lookahead(
+        agent = self.agent
+        latents = agent.models.encode(torch.from_numpy(observations).to(agent.device))
+        decide = self._decide if agent.config.update_path == "fast" else self._decide_plainly
+        actions, next_hidden = decide(latents)
+        count, num_actions = next_hidden.shape[:2]
+        rows = torch.arange(count, device=agent.device)
+        lots = torch.rand(count, generator=self.generator, device=agent.device) < epsilon
+        random = torch.randint(num_actions, (count,), generator=self.generator, device=agent.device)
+        actions = torch.where(lots, random, actions)
+        advanced = next_hidden[rows, actions]
+        if agent.config.policy.random_action_hidden == "keep":
+            advanced = torch.where(lots[:, None], self.hidden, advanced)
+        self.hidden = advanced
+        return actions.cpu().numpy()
+
+    def _decide(self, latents: Tensor) -> tuple[Tensor, Tensor]:
+        """Greedy actions (N,) and h' of all actions (N, A, H) for latent states (N, Z)."""
+        agent, models, config = self.agent, self.agent.models, self.agent.config
+        model = factored.folded(models.forward_model, agent.model)
+        ahead = factored.predict(model, models.termination, latents, self.hidden, config.termination.threshold)
+        lots = torch.rand(ahead.rewards.shape, generator=self.generator, device=agent.device)
+        chosen = ahead.greedy(models.value, config.value.discount, lots)
+        return chosen.action, ahead.latents_hidden[..., latents.shape[1] :]
+
+    def _decide_plainly(self, latents: Tensor) -> tuple[Tensor, Tensor]:
+        """The same by the oracle."""
+        agent, models, config = self.agent, self.agent.models, self.agent.config
+        ahead = reference.lookahead(
             models.forward_model,
             agent.model,
             models.termination,
             models.value,
             latents,
             self.hidden,
-            agent.config.value.discount,
-            agent.config.termination.threshold,
+            config.value.discount,
+            config.termination.threshold,
         )
-        count, num_actions = ahead.returns.shape
-        actions = greedy(ahead.returns, self.generator)
-        rows = torch.arange(count, device=agent.device)
-        lots = torch.rand(count, generator=self.generator, device=agent.device) < epsilon
-        random = torch.randint(num_actions, (count,), generator=self.generator, device=agent.device)
-        actions = torch.where(lots, random, actions)
-        advanced = ahead.hidden[rows, actions]
-        if agent.config.policy.random_action_hidden == "keep":
-            advanced = torch.where(lots[:, None], self.hidden, advanced)
-        self.hidden = advanced
-        return actions.cpu().numpy()
+        return greedy(ahead.returns, self.generator), ahead.hidden

@@ -13,9 +13,11 @@ from torch import Tensor
 
 from psdrl import learning, plain, planning, posterior
 from psdrl.acting import Actor
+from psdrl.compiling import check_compiler
 from psdrl.config import Config
 from psdrl.device import resolve_device
 from psdrl.envs.vector import EnvSpec, VectorEnv
+from psdrl.kernels import triton_support
 from psdrl.learning import make_optimisers
 from psdrl.models import Models, SampledModel
 from psdrl.planning import copy_parameters
@@ -63,12 +65,15 @@ class Agent:
     def __init__(self, config: Config, spec: EnvSpec, dtype: torch.dtype = torch.float32) -> None:
         self.config, self.spec, self.dtype = config, spec, dtype
         self.device = resolve_device(config.device)
+        if config.compile:
+            check_compiler(self.device)
         seeds = [int(s) >> 1 for s in np.random.SeedSequence([config.seed, 2**16]).generate_state(5)]
         self.rng = np.random.default_rng(seeds[0])  # batches and new networks
         self.generator = torch.Generator(self.device).manual_seed(seeds[1])  # draws from the posterior
         self.models = self._initialised(lambda: Models(config, spec), seeds[2])
         self.actor = Actor(self, config.num_envs, seeds[3])
         self.evaluation_seed = seeds[4]
+        triton_support.missing()  # Adam imports Triton and breaks on a broken one; asking first hides that one from it
         self.optimisers = make_optimisers(self.models, config)
         self.replay = Replay(config.replay.capacity, config.num_envs, spec.shape, spec.dtype, self.device)
         outputs, features = self.models.forward_model.output.weight.shape
@@ -139,7 +144,7 @@ class Agent:
         """A model drawn from the posterior, or its mean; the trained output layer under rule none."""
         if self.posterior.rule == "none":
             return as_model(self.models, None)
-        return as_model(self.models, self.posterior.mean if mean else self.posterior.draw(self.generator))
+        return as_model(self.models, self.posterior.mean.clone() if mean else self.posterior.draw(self.generator))
 
     def _renew_value(self) -> None:
         """Ablation fresh-value: forget the value network."""

@@ -32,7 +32,9 @@ def save(logdir: Path, agent: Agent) -> Path:
     partial = logdir / f".partial-{agent.step}"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    for name, state in (("agent", agent.state_dict()), ("replay", agent.replay.state_dict())):
+    metrics = logdir / "metrics.jsonl"
+    logged = {"metrics_bytes": metrics.stat().st_size if metrics.exists() else 0}
+    for name, state in (("agent", agent.state_dict() | logged), ("replay", agent.replay.state_dict())):
         with open(partial / f"{name}.pt", "wb") as file:
             torch.save(state, file)
             file.flush()
@@ -62,22 +64,26 @@ def _read(path: Path) -> dict[str, Any]:
         ) from None
 
 
-def restore(checkpoint: Path, agent: Agent, replay: bool = True) -> None:
-    """Load a checkpoint into an agent of the same configuration."""
+def restore(checkpoint: Path, agent: Agent, replay: bool = True) -> int:
+    """Load a checkpoint into an agent of the same configuration; returns how long metrics.jsonl was then."""
     state = _read(checkpoint / "agent.pt")
     stored = _read(checkpoint / "replay.pt") if replay else None
     try:
         agent.load_state_dict(state)
         if stored is not None:
             agent.replay.load_state_dict(stored)
-    except (KeyError, RuntimeError, ValueError) as error:
+        return state["metrics_bytes"]
+    except (KeyError, RuntimeError, ValueError, TypeError, AttributeError) as error:
         message = str(error).splitlines()[0]
         raise UserError(f"The checkpoint {checkpoint} does not fit its configuration: {message}") from None
 
 
 def write_config(logdir: Path, config: Config) -> None:
     """config.json: the resolved settings, with the version and commit that ran them."""
-    logdir.mkdir(parents=True, exist_ok=True)
+    try:
+        logdir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--logdir {logdir} cannot be made ({error.strerror}): use another.") from None
     record = {"version": psdrl.__version__, "commit": _commit(), "command": sys.argv, "config": config.to_dict()}
     (logdir / "config.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 

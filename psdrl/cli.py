@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 import tyro
 from rich.console import Console
+from rich.markup import escape
 
 from psdrl import cost, evaluate, presets
 from psdrl import train as training
@@ -62,7 +63,9 @@ def _exit(command: Callable[[list[str]], int], arguments: list[str]) -> NoReturn
     try:
         sys.exit(command(arguments))
     except UserError as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True, markup=True)
+        Console(stderr=True).print(
+            f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True, markup=True
+        )
         sys.exit(2)
 
 

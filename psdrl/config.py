@@ -159,8 +159,8 @@ class MinAtarConfig:
     """Probability of repeating the last action. [ours: deterministic, as the paper assumes; MinAtar publishes 0.1]"""
     ramping: bool = False
     """Difficulty ramping. [ours: off; MinAtar publishes on]"""
-    max_steps: int = 1000
-    """Steps after which an episode is cut. [ours]"""
+    max_steps: int = 5000
+    """Steps after which an episode is cut. [ours: MinAtar has no limit but Freeway's 2500]"""
 
 
 @dataclass(frozen=True)
@@ -239,7 +239,7 @@ class Config:
 
     def check(self) -> None:
         """Refuse what cannot work, with one sentence that says what to do."""
-        if (self.game is None) == (self.env is None):
+        if bool(self.game) == bool(self.env):
             raise UserError("Name one environment: --game GAME for Atari or --env ID for anything else.")
         if self.atari.noop_max < 1:
             raise UserError("--atari.noop-max must be at least 1: EnvPool crashes on 0 (use 1 for the shortest start).")
@@ -250,8 +250,9 @@ class Config:
         for name in _POSITIVE:
             if not _lookup(self, name) > 0:
                 raise UserError(f"{_flag(name)} is {_lookup(self, name)} but must be greater than 0.")
-        if not 0 <= self.policy.epsilon <= 1:
-            raise UserError(f"--policy.epsilon is {self.policy.epsilon} but must lie between 0 and 1.")
+        for name in ("policy.epsilon", "minatar.sticky"):
+            if not 0 <= _lookup(self, name) <= 1:
+                raise UserError(f"{_flag(name)} is {_lookup(self, name)} but must lie between 0 and 1.")
         if not 0 <= self.value.discount < 1:
             raise UserError(f"--value.discount is {self.value.discount} but must lie in [0, 1).")
         conv = self.autoencoder

@@ -17,6 +17,7 @@ from rich.table import Table
 from psdrl.config import Config, Preset
 from psdrl.envs.vector import EnvSpec
 from psdrl.errors import UserError
+from psdrl.models import TanhNet
 from psdrl.presets import preset
 
 Precision = Literal["fp32", "tf32", "bf16"]
@@ -57,11 +58,25 @@ def measure_here(width: int, rows: int) -> Device:
     flops = 2 * rows * width * width / _best(lambda: x @ w.T)
     x64, w64 = x.double(), w.double()
     flops64 = 2 * rows * width * width / _best(lambda: x64 @ w64.T)
+    launch = _best(_tiny_step()) / 50 / (2 * KERNELS["layer"] + KERNELS["step"])
     source, target = torch.zeros(1 << 25), torch.zeros(1 << 25)
     bandwidth = 2 * source.nbytes / _best(lambda: target.copy_(source))
-    tiny = torch.zeros(64)
-    launch = _best(lambda: [torch.tanh(tiny) for _ in range(1000)]) / 1000
     return Device("here (cpu)", flops, flops64, bandwidth, launch, measured=True)
+
+
+def _tiny_step() -> Callable[[], object]:
+    """A gradient step of a network too small to compute anything: what is left is the cost of its operations."""
+    net = TanhNet(4, 4, 2)
+    optimiser = torch.optim.Adam(net.parameters(), fused=True)
+    x = torch.zeros(2, 4)
+
+    def steps() -> None:
+        for _ in range(50):
+            optimiser.zero_grad(set_to_none=True)
+            net(x).square().mean().backward()
+            optimiser.step()
+
+    return steps
 
 
 def _best(call: Callable[[], object], seconds: float = 0.15) -> float:
@@ -172,8 +187,11 @@ def _gradient(rows: float, macs: int, parameters: int, kernels: float) -> Work:
     return Work(6 * rows * macs, 0, 4 * parameters * (7 + 3), kernels)
 
 
-# Operations per step as PyTorch's profiler counts them at the cpu preset, per layer or per step (bench/RESULTS.md).
-KERNELS = {"layer": 9, "step": 24, "gru_step": 28, "predict": 30}
+# Operations, counted with a dispatch mode at the cpu preset: per layer and gradient step of a tanh network and of a
+# convolution, besides the layers of a gradient step, per GRU step with and without gradients, per call of the rest.
+KERNELS = {"layer": 9, "convolution": 5, "step": 16, "gru_step": 32, "gru_scan": 14, "predict": 30, "act": 66}
+EPISODE = 1000  # steps of the longest episode, which the posterior's GRU walks through one by one
+ENVIRONMENT = {"image": 6e-4, "vector": 5e-5}  # seconds per step of one environment: Pong, DeepSea (bench/RESULTS.md)
 
 
 def update_work(config: Config, spec: EnvSpec, transitions: int) -> dict[str, Work]:
@@ -185,7 +203,8 @@ def update_work(config: Config, spec: EnvSpec, transitions: int) -> dict[str, Wo
     if "autoencoder" in p:
         steps = config.autoencoder.iterations * r.batch
         depth = 2 * len(config.autoencoder.channels) + 2 * bool(config.autoencoder.latent)
-        work["autoencoder"] = _gradient(r.length, s.autoencoder, p["autoencoder"], layer * depth + step).times(steps)
+        kernels = KERNELS["convolution"] * depth + step
+        work["autoencoder"] = _gradient(r.length, s.autoencoder, p["autoencoder"], kernels).times(steps)
         work["encoding"] = Work(2 * s.encoder * transitions)
     window = config.forward.window
     windows = config.forward.iterations * -(-r.length // window)
@@ -197,7 +216,12 @@ def update_work(config: Config, spec: EnvSpec, transitions: int) -> dict[str, Wo
     ).times(windows)  # fmt: skip
     k, outputs = s.features, s.latent + 1
     features = s.forward - k * outputs
-    gram = Work(2 * features * transitions, 2 * transitions * k * (k + outputs), 0, transitions / r.length * 10)
+    gram = Work(
+        2 * features * transitions,
+        2 * transitions * k * (k + outputs),
+        0,
+        KERNELS["gru_scan"] * min(transitions, EPISODE),
+    )
     solve = Work(0, 2 * k**3 + 6 * k * k * outputs, 8 * 4 * k * k, 50)
     work["posterior"] = gram + solve if config.rule != "none" else Work()
     steps = config.value.iterations * r.length * (4 if config.algo == "fresh-value" else 1)
@@ -214,7 +238,7 @@ def act_work(config: Config, spec: EnvSpec) -> Work:
     s = Sizes.of(config, spec)
     weights = s.state + s.action + s.termination + s.value + (s.parameters.get("autoencoder", 0) // 2)
     flops = 2 * config.num_envs * (s.encoder + s.state + s.actions * (s.action + s.termination + s.value))
-    return Work(flops, 0, 4 * weights, 70)
+    return Work(flops, 0, 4 * weights, KERNELS["act"])
 
 
 def memory(config: Config, spec: EnvSpec) -> dict[str, float]:
@@ -278,10 +302,18 @@ def forecast(config: Config, spec: EnvSpec, device: Device, episode: int = 2000)
         seconds[name] = sum(a + (b - a) * fill for fill in fills)
     act = act_work(config, spec).seconds(device)
     seconds["acting"] = act * config.steps / config.num_envs
+    seconds["environment"] = ENVIRONMENT[spec.kind] * config.steps
     if config.eval_every:
-        one = act_work(replace(config, num_envs=1), spec).seconds(device)
+        one = act_work(replace(config, num_envs=1), spec).seconds(device) + ENVIRONMENT[spec.kind]
         seconds["evaluation"] = one * config.steps / config.eval_every * config.eval_episodes * episode
     return Forecast(seconds, memory(config, spec))
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them: 40 s, 12 min, 1.5 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def device_for(name: str, config: Config, spec: EnvSpec, precision: Precision = "tf32") -> Device:

@@ -1,6 +1,8 @@
 """What a user sees of a run: progress bar, metrics.jsonl, TensorBoard."""
 
+import contextlib
 import json
+import os
 import time
 from collections import deque
 from pathlib import Path
@@ -35,12 +37,16 @@ class NoLog(Log):
 class RunLog(Log):
     """Writes metrics.jsonl and TensorBoard files into `logdir` and shows progress on the console."""
 
-    def __init__(self, logdir: Path, total: int, start: int = 0, console: Console | None = None) -> None:
+    def __init__(
+        self, logdir: Path, total: int, start: int = 0, keep_bytes: int = 0, console: Console | None = None
+    ) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         self.logdir = logdir
         self.console = console or Console()
-        self._keep_until(start)
+        with contextlib.suppress(FileNotFoundError):
+            # A resumed run forgets what was logged after its checkpoint: it will happen again.
+            os.truncate(logdir / "metrics.jsonl", keep_bytes)
         self._file = open(logdir / "metrics.jsonl", "a", encoding="utf-8")  # noqa: SIM115
         self._board = SummaryWriter(str(logdir), purge_step=start + 1 if start else None)
         self._returns: deque[float] = deque(maxlen=20)
@@ -60,20 +66,6 @@ class RunLog(Log):
             disable=not self.console.is_terminal,
         )
         self._task = self._bar.add_task("acting", total=total, completed=start, scores="")
-
-    def _keep_until(self, step: int) -> None:
-        """A resumed run forgets what was logged after its checkpoint: it will happen again."""
-        path = self.logdir / "metrics.jsonl" if self.logdir else None
-        if path is None or not path.exists():
-            return
-        kept = []
-        for line in path.read_text(encoding="utf-8").splitlines():
-            try:
-                if json.loads(line)["step"] <= step:
-                    kept.append(line + "\n")
-            except ValueError:  # a line cut short by a crash
-                continue
-        path.write_text("".join(kept), encoding="utf-8")
 
     def __enter__(self) -> "RunLog":
         self._bar.start()

@@ -41,7 +41,7 @@ def value_loss(value: TanhNet, states: Tensor, targets: Tensor) -> Tensor:
 
 def best_returns(predictions: Predictions, value: TanhNet, discount: float) -> Tensor:
     """max over actions of r^ + gamma * v^ (n,)."""
-    return predictions.returns(value, discount).amax(1)
+    return predictions.best(value, discount)
 
 
 def train_value(

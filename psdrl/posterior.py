@@ -9,19 +9,22 @@ from torch import Tensor
 
 from psdrl.config import Config
 from psdrl.errors import UserError
+from psdrl.kernels.posterior import chol_update_, gram_accumulate_, posterior_factor, posterior_mean, posterior_sample
 from psdrl.learning import Latents, scan
 from psdrl.models import Models, SampledModel, one_hot
 from psdrl.replay import Replay
 
+PANEL = 256  # columns of an inverse solved at a time: the rows above them are zero and are left out
 
-@dataclass
+
 class Statistics:
-    """All that Eq. 4 needs of the replay buffer: sums over its N transitions, in float64."""
+    """All that Eq. 4 needs of the replay buffer: sums over its N transitions, in float64.
 
-    gram: Tensor  # (k, k) Phi^T Phi
-    cross: Tensor  # (k, Z + 1) Phi^T T
-    squares: Tensor  # (Z + 1,) squared targets, for the residuals
-    rows: int  # N
+    cross (k, Z + 1) is Phi^T T, squares (Z + 1,) the squared targets, for the residuals, rows is N."""
+
+    def __init__(self, gram: Tensor, cross: Tensor, squares: Tensor, rows: int) -> None:
+        self._gram, self._mirrored = gram, True  # only the lower triangle is summed up
+        self.cross, self.squares, self.rows = cross, squares, rows
 
     @classmethod
     def empty(cls, features: int, outputs: int, device: torch.device) -> "Statistics":
@@ -29,13 +32,26 @@ class Statistics:
         gram = torch.zeros(features, features, dtype=torch.float64, device=device)
         return cls(gram, gram.new_zeros(features, outputs), gram.new_zeros(outputs), 0)
 
-    def add(self, features: Tensor, targets: Tensor) -> None:
-        """Add rows of features (n, k) and targets (n, Z + 1)."""
-        features, targets = features.double(), targets.double()
-        self.gram += features.T @ features
-        self.cross += features.T @ targets
-        self.squares += targets.square().sum(0)
-        self.rows += len(features)
+    @property
+    def gram(self) -> Tensor:
+        """(k, k) Phi^T Phi."""
+        if not self._mirrored:
+            self._gram = self._gram.tril() + self._gram.tril(-1).T
+            self._mirrored = True
+        return self._gram
+
+    @property
+    def lower(self) -> Tensor:
+        """(k, k), of which only the lower triangle is that of Phi^T Phi."""
+        return self._gram
+
+    @torch.no_grad()
+    def add(self, features: Tensor, targets: Tensor, weight: float = 1.0) -> None:
+        """Add rows of features (n, k) and targets (n, Z + 1); weight -1 takes them away again."""
+        gram_accumulate_(self._gram, self.cross, features, targets, weight)
+        self._mirrored = False
+        self.squares += weight * targets.double().square().sum(0)
+        self.rows += round(weight) * len(features)
 
 
 @torch.no_grad()
@@ -78,24 +94,38 @@ class Group:
     noise: float
 
 
+def check(info: Tensor) -> None:
+    """Raise if a factorisation failed; info as in `posterior_factor`."""
+    codes = info.reshape(-1).tolist()
+    if -1 in codes:
+        raise UserError("Training diverged: the posterior's precision matrix is not finite; lower the learning rates.")
+    if any(codes):
+        raise UserError(f"The posterior's precision matrix is indefinite (minors {codes}): scale the features down.")
+
+
 def cholesky(precision: Tensor) -> tuple[Tensor, float]:
     """Lower Cholesky factor and the jitter it needed: 0, or 1e-12 of the mean diagonal times 1, 10, 100, ..."""
-    factor, info = torch.linalg.cholesky_ex(precision)
-    jitter = 0.0
-    scale = float(precision.diagonal().mean())
-    if not torch.isfinite(precision).all():
-        raise UserError("Training diverged: the posterior's precision matrix is not finite; lower the learning rates.")
-    while int(info) > 0:
-        jitter = max(10 * jitter, 1e-12 * scale)
-        factor, info = torch.linalg.cholesky_ex(precision + jitter * torch.eye(len(precision)).to(precision))
-    return factor, jitter
+    one = torch.ones(1, dtype=torch.float64, device=precision.device)
+    factors, jitter, info = posterior_factor(precision, one * torch.inf, one)  # no prior, noise 1
+    check(info)
+    return factors[0], float(jitter)
+
+
+def inverse_norm(factor: Tensor) -> Tensor:
+    """|L^-1|^2 = trace (L L^T)^-1 for a lower factor (k, k), panel by panel: a third of the work of a full solve."""
+    identity = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
+    panels = [
+        torch.linalg.solve_triangular(factor[j:, j:], identity[j:, j : j + PANEL], upper=False).square().sum()
+        for j in range(0, len(factor), PANEL)
+    ]
+    return torch.stack(panels).sum()
 
 
 class Posterior:
     """Posterior of the output layer's rows w_j, and draws from it.
 
-    Per group of outputs with equal variances, `mean` holds mu_j as rows and `factors` holds, for rule exact, the
-    lower Cholesky factor of Sigma^-1, and for rule released the symmetric matrix that multiplies the noise."""
+    `mean` (Z + 1, k) holds mu_j as rows; `factors` (g, k, k) holds per group of outputs with equal variances, for
+    rule exact, the lower Cholesky factor of Sigma^-1, and for rule released the matrix that multiplies the noise."""
 
     def __init__(self, config: Config, features: int, outputs: int, device: torch.device) -> None:
         self.rule, self.config = config.rule, config.posterior
@@ -106,63 +136,99 @@ class Posterior:
         ]
         if self.rule == "released" or (p.prior_latent, p.noise_latent) == (p.prior_reward, p.noise_reward):
             self.groups = [Group(slice(0, outputs), p.prior_latent, p.noise_latent)]
+        self.sizes = [group.outputs.stop - group.outputs.start for group in self.groups]
         self.mean = torch.zeros(outputs, features, dtype=torch.float64, device=device)
-        self.factors: list[Tensor] = []
+        self.priors = self.mean.new_tensor([group.prior for group in self.groups])
+        self.noises = self.mean.new_tensor([group.noise for group in self.groups])
+        self.factors = self.mean.new_empty(0, features, features)
         if self.rule != "none":
             self.fit(Statistics.empty(features, outputs, device))
 
+    @torch.no_grad()
     def fit(self, data: Statistics) -> dict[str, float]:
         """Line 9: mu_j and Sigma_j from the data (Eq. 4); returns what is worth logging."""
         if self.rule == "released":
             return self._fit_released(data)
-        identity = torch.eye(len(data.gram), dtype=torch.float64, device=data.gram.device)
-        self.factors, metrics = [], {"rows": float(data.rows), "jitter": 0.0}
-        for group in self.groups:
-            precision = identity / group.prior + data.gram / group.noise
-            factor, jitter = cholesky(precision)
-            cross = data.cross[:, group.outputs] / group.noise
-            self.mean[group.outputs] = torch.cholesky_solve(cross, factor).T
-            self.factors.append(factor)
-            # Mean predictive variance on the data: trace(Sigma G) / N.
-            root = torch.linalg.solve_triangular(factor, identity, upper=False)
-            spread = (root.T @ root * data.gram).sum() / max(1, data.rows)
-            metrics |= self._named(group, data, float(spread.clamp(min=0).sqrt()))
-            metrics["jitter"] = max(metrics["jitter"], jitter)
+        self.factors, jitter, info = posterior_factor(data.lower, self.priors, self.noises)
+        check(info)
+        self.mean.copy_(posterior_mean(self.factors, data.cross, self.sizes, self.noises))
+        metrics = {"rows": float(data.rows), "jitter": float(jitter.max())}
+        for g, group in enumerate(self.groups):
+            # Mean predictive variance on the data, trace(Sigma G) / N, where G = noise (Sigma^-1 - ridge I).
+            ridge = 1 / group.prior + float(jitter[g])
+            trace = group.noise * (len(data.lower) - ridge * inverse_norm(self.factors[g]))
+            metrics |= self._named(group, data, group.noise * ridge, trace)
         return metrics
 
     def _fit_released(self, data: Statistics) -> dict[str, float]:
-        ridge = self.config.released_ridge * torch.eye(len(data.gram), dtype=torch.float64, device=data.gram.device)
-        factor, jitter = cholesky(data.gram + ridge)
-        self.mean[:] = torch.cholesky_solve(data.cross, factor).T
-        covariance = self.config.released_scale * torch.cholesky_inverse(factor)
-        self.factors = [covariance]
-        spread = (covariance @ covariance * data.gram).sum() / max(1, data.rows)
-        metrics = {"rows": float(data.rows), "jitter": jitter}
-        return metrics | self._named(self.groups[0], data, float(spread.clamp(min=0).sqrt()))
+        """The ridge regression of the released code is Eq. 4 with prior 1 / ridge and noise 1."""
+        ridge, scale = self.config.released_ridge, self.config.released_scale
+        one = torch.ones_like(self.noises)
+        factors, jitter, info = posterior_factor(data.lower, one / ridge, one)
+        check(info)
+        self.mean.copy_(posterior_mean(factors, data.cross, self.sizes, one))
+        covariance = scale * torch.cholesky_inverse(factors[0])
+        self.factors = covariance[None]
+        # trace(C G C) with C = scale A^-1 and G = A - ridge I.
+        ridge += float(jitter)
+        trace = scale * covariance.trace() - ridge * covariance.square().sum()
+        metrics = {"rows": float(data.rows), "jitter": float(jitter)}
+        return metrics | self._named(self.groups[0], data, ridge, trace)
 
-    def _named(self, group: Group, data: Statistics, spread: float) -> dict[str, float]:
-        """Predictive standard deviation and root mean squared residual, for latents and reward."""
-        last = len(self.mean) - 1
-        fit = (self.mean @ data.gram * self.mean).sum(1) - 2 * (self.mean * data.cross.T).sum(1) + data.squares
-        residual = (fit / max(1, data.rows)).clamp(min=0)
+    def _named(self, group: Group, data: Statistics, ridge: float, trace: Tensor) -> dict[str, float]:
+        """Predictive standard deviation and root mean squared residual, for latents and reward.
+
+        The residual is t.t - 2 mu.c + mu.G mu, of which (G + ridge I) mu = c leaves t.t - mu.c - ridge mu.mu."""
+        last, rows = len(self.mean) - 1, max(1, data.rows)
+        spread = float((trace / rows).clamp(min=0).sqrt()) if data.rows else 0.0
+        mean, outputs = self.mean[group.outputs], group.outputs
+        fit = data.squares[outputs] - (mean * data.cross[:, outputs].T).sum(1) - ridge * mean.square().sum(1)
+        residual = (fit / rows).clamp(min=0)
         metrics: dict[str, float] = {}
-        if group.outputs.start == 0 and last > 0:
+        if outputs.start == 0 and last > 0:
             metrics |= {"sd_latent": spread, "residual_latent": float(residual[:last].mean().sqrt())}
-        if group.outputs.stop == last + 1:
-            metrics |= {"sd_reward": spread, "residual_reward": float(residual[last].sqrt())}
+        if outputs.stop == last + 1:
+            metrics |= {"sd_reward": spread, "residual_reward": float(residual[-1].sqrt())}
         return metrics
 
+    @torch.no_grad()
+    def absorb(self, features: Tensor, targets: Tensor) -> None:
+        """Condition on new rows of features (n, k) and targets (n, Z + 1) without the old ones.
+
+        Valid while the feature map is unchanged, as between two updates. Sigma^-1 gains Phi^T Phi / noise, a rank-n
+        update of its factor; the mean moves by Sigma' Phi^T (T - Phi mu) / noise, solved against n right sides only.
+        """
+        phi = features.to(self.mean)
+        innovation = targets.to(self.mean) - phi @ self.mean.T
+        if self.rule == "released":
+            self._absorb_released(phi, innovation)
+        elif self.rule == "exact":
+            for g, group in enumerate(self.groups):
+                check(chol_update_(self.factors[g], phi, 1 / group.noise))
+                gain = posterior_mean(self.factors[g : g + 1], phi.T, [len(phi)], self.noises[g : g + 1])  # (n, k)
+                self.mean[group.outputs] += innovation[:, group.outputs].T @ gain
+
+    def _absorb_released(self, phi: Tensor, innovation: Tensor) -> None:
+        """A^-1 = C / scale shrinks by U^T (I + Phi U^T)^-1 U with U = Phi A^-1 (n, k), Woodbury's identity."""
+        scale = self.config.released_scale
+        inverse = phi @ self.factors[0] / scale
+        capacitance = torch.eye(len(phi), dtype=phi.dtype, device=phi.device) + inverse @ phi.T
+        gain = torch.cholesky_solve(inverse, cholesky(capacitance)[0])
+        self.factors[0] -= scale * inverse.T @ gain
+        self.mean += innovation.T @ gain
+
+    @torch.no_grad()
     def draw(self, generator: torch.Generator) -> Tensor:
         """Line 10: W~ (Z + 1, k); exact: w = mu + L^-T eps, released: w = mu + eps C."""
-        noise = torch.empty_like(self.mean).normal_(generator=generator)
-        weight = self.mean.clone()
-        for group, factor in zip(self.groups, self.factors, strict=True):
-            eps = noise[group.outputs]
-            if self.rule == "released":
-                weight[group.outputs] += eps @ factor
-            else:
-                weight[group.outputs] += torch.linalg.solve_triangular(factor.T, eps.T, upper=True).T
-        return weight
+        return self.draws(1, generator)[0]
+
+    @torch.no_grad()
+    def draws(self, samples: int, generator: torch.Generator) -> Tensor:
+        """S models (S, Z + 1, k) from one factor."""
+        if self.rule != "released":
+            return posterior_sample(self.factors, self.mean, self.sizes, None, samples, generator)
+        eps = self.mean.new_empty(samples, *self.mean.shape).normal_(generator=generator)
+        return self.mean + eps @ self.factors[0]
 
     def state_dict(self) -> dict[str, Any]:
         """Mean and factors."""
@@ -171,7 +237,7 @@ class Posterior:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` gave."""
         self.mean.copy_(state["mean"])
-        self.factors = [factor.to(self.mean.device) for factor in state["factors"]]
+        self.factors = state["factors"].to(self.mean.device)
 
 
 def as_model(models: Models, weight: Tensor | None) -> SampledModel:

@@ -55,8 +55,7 @@ def run(config: Config, why_preset: str, arguments: list[str]) -> int:
     checkpoint = _find_checkpoint(config, logdir)
     env = make_env(config)
     agent = Agent(config, env.spec)
-    if checkpoint:
-        restore(checkpoint, agent)
+    logged = restore(checkpoint, agent) if checkpoint else 0
     write_config(logdir, config)
     _summary(console, agent, why_preset, checkpoint)
     _forecast(console, agent)
@@ -66,7 +65,7 @@ def run(config: Config, why_preset: str, arguments: list[str]) -> int:
         return 0
     again = f"python -m psdrl.train {shlex.join(arguments)}"  # the same logdir resumes
     try:
-        with RunLog(logdir, config.steps, agent.step, console) as log, Stop(console) as stop:
+        with RunLog(logdir, config.steps, agent.step, logged, console) as log, Stop(console) as stop:
             train(agent, env, log, stop)
     except KeyboardInterrupt:
         kept = latest(logdir)
@@ -135,10 +134,10 @@ def _forecast(console: Console, agent: Agent) -> None:
     else:
         device = cost.device_for("here", agent.config, agent.spec)
     expected = cost.forecast(agent.config, agent.spec, device)
-    hours = expected.hours * (1 - agent.step / agent.config.steps)
+    left = cost.duration(3600 * expected.hours * (1 - agent.step / agent.config.steps))
     source = "from rates measured now" if device.measured else "predicted from the data sheet"
     console.print(
-        f"[bold]forecast[/]     {hours:.2g} h, {sum(expected.bytes.values()) / 1e9:.2g} GB ({source})", highlight=False
+        f"[bold]forecast[/]     about {left}, {sum(expected.bytes.values()) / 1e9:.2g} GB ({source})", highlight=False
     )
 
 

@@ -27,7 +27,7 @@ class Allocations(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.live = self.peak = self.largest = 0
-        self.known = weakref.WeakSet()
+        self.known: weakref.WeakSet = weakref.WeakSet()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))

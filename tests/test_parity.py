@@ -149,7 +149,12 @@ def test_each_frame_is_encoded_once_per_update(monkeypatch):
     agent = make("fast", torch.float32, chunk_rows=7)
     encoded = []
     encode = agent.models.encode
-    monkeypatch.setattr(agent.models, "encode", lambda frames: (encoded.append(len(frames)), encode(frames))[1])
+
+    def counting(frames):
+        encoded.append(len(frames))
+        return encode(frames)
+
+    monkeypatch.setattr(agent.models, "encode", counting)
     agent.update()
     assert sum(encoded) == sum(episode.length + 1 for episode in agent.replay.episodes)
     assert max(encoded) <= 7

@@ -5,6 +5,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """y (r, n) = x (r, k) W^T + b for weight (n, k) and bias (n,)."""
+    return F.linear(x, weight, bias)
+
+
 def linear_tanh(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, state: Tensor | None = None, columns: Tensor | None = None
 ) -> Tensor:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from psdrl.kernels.greedy import Greedy, best_return, greedy, one_step_returns
 from psdrl.kernels.gru_actions import gru_actions
 from psdrl.kernels.linear_tanh import linear, linear_tanh
 from psdrl.kernels.lookahead.reference import Lookahead
@@ -31,6 +32,7 @@ class Folded(NamedTuple):
     hidden: list[tuple[Tensor, Tensor]]  # further tanh layers: weight (U, U), bias (U,)
     output: Tensor  # (Z + 1, U) W~, folded with the last feature layer if that is linear
     output_bias: Tensor  # (Z + 1,)
+    all_linear: bool  # there is no tanh layer: W~ is folded into `first`, U is Z + 1
 
 
 @torch.no_grad()
@@ -44,7 +46,7 @@ def fold(forward_model: ForwardModel, sample: SampledModel) -> Folded:
         weight, bias = layers.pop()
         output_bias = (output.double() @ bias.double() + output_bias.double()).to(output.dtype)
         output = (output.double() @ weight.double()).to(output.dtype)
-    (first, first_bias), *hidden = layers
+    (first, first_bias), *hidden = layers or [(output, output_bias)]  # the only feature layer may be linear
     return Folded(
         state=torch.cat([gru.weight_ih[:, :latent], first[:, size : size + latent]]),
         state_bias=torch.cat([gru.bias_ih, first_bias]),
@@ -56,6 +58,7 @@ def fold(forward_model: ForwardModel, sample: SampledModel) -> Folded:
         hidden=hidden,
         output=output.contiguous(),
         output_bias=output_bias,
+        all_linear=not layers,
     )
 
 
@@ -79,16 +82,30 @@ class Predictions(NamedTuple):
 
     latents_hidden: Tensor  # (n, A, Z + H) [z^, h'], the value network's input
     rewards: Tensor  # (n, A)
-    alive: Tensor  # (n, A) bool
+    omega: Tensor  # (n, A) termination estimates
+    threshold: float  # omega below it: alive
 
     def rows(self, start: int, stop: int) -> "Predictions":
         """The predictions of some of the states."""
-        return Predictions(*(tensor[start:stop] for tensor in self))
+        return Predictions(
+            self.latents_hidden[start:stop], self.rewards[start:stop], self.omega[start:stop], self.threshold
+        )
+
+    def values(self, value: TanhNet) -> Tensor:
+        """V(z^, h') (n, A)."""
+        return tanh_net(value, self.latents_hidden.flatten(0, 1)).view_as(self.rewards)
 
     def returns(self, value: TanhNet, discount: float) -> Tensor:
-        """r^ + gamma * 1[alive] * V(z^, h') (n, A)."""
-        values = tanh_net(value, self.latents_hidden.flatten(0, 1)).view_as(self.rewards)
-        return torch.addcmul(self.rewards, self.alive.to(values.dtype), values, value=discount)
+        """r^ + gamma * 1[omega < threshold] * V(z^, h') (n, A)."""
+        return one_step_returns(self.rewards, self.omega, self.values(value), discount, self.threshold)
+
+    def best(self, value: TanhNet, discount: float) -> Tensor:
+        """The largest return (n,), for planning."""
+        return best_return(self.rewards, self.omega, self.values(value), discount, self.threshold)
+
+    def greedy(self, value: TanhNet, discount: float, lots: Tensor | None = None) -> Greedy:
+        """Returns, best action, gap and ties, for acting; `lots` (n, A) break ties, see `psdrl.kernels.greedy`."""
+        return greedy(self.rewards, self.omega, self.values(value), discount, self.threshold, lots)
 
 
 def predict(model: Folded, termination: TanhNet, latents: Tensor, hidden: Tensor, threshold: float) -> Predictions:
@@ -98,14 +115,22 @@ def predict(model: Folded, termination: TanhNet, latents: Tensor, hidden: Tensor
     state = linear(latents, model.state, model.state_bias)
     recurrent = linear(hidden, model.recurrent, model.recurrent_bias)
     rows = gru_actions(state[:, : 3 * size], recurrent, model.gru_columns, hidden).flatten(0, 1)
-    x = linear_tanh(rows, model.first, None, state[:, 3 * size :], model.first_columns)
-    for weight, bias in model.hidden:
-        x = linear_tanh(x, weight, bias)
-    prediction = linear(x, model.output, model.output_bias)
-    alive = tanh_net(termination, prediction[:, :latent]) < threshold
+    if model.all_linear:
+        by_state = linear(rows, model.first).view(count, num_actions, latent + 1)
+        prediction = (by_state + state[:, None, 3 * size :] + model.first_columns).flatten(0, 1)
+    else:
+        x = linear_tanh(rows, model.first, None, state[:, 3 * size :], model.first_columns)
+        for weight, bias in model.hidden:
+            x = linear_tanh(x, weight, bias)
+        prediction = linear(x, model.output, model.output_bias)
+    # The termination network reads z^ from here, not from `prediction`: rows of 2292 start at multiples of 16 bytes,
+    # rows of 1537 do not, and a GPU would load them 4 bytes at once.
     joint = torch.cat([prediction[:, :latent], rows], 1)
+    omega = tanh_net(termination, joint[:, :latent])
     shape = (count, num_actions)
-    return Predictions(joint.view(*shape, -1), prediction[:, latent].view(shape), alive.view(shape))
+    return Predictions(
+        joint.view(*shape, joint.shape[1]), prediction[:, latent].view(shape), omega.view(shape), threshold
+    )
 
 
 @torch.no_grad()

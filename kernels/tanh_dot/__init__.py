@@ -1,5 +1,20 @@
 """Last hidden layer of the termination and value networks with their one output."""
 
-from psdrl.kernels.tanh_dot.aten import tanh_dot
+from torch import Tensor
+
+from psdrl.kernels import dispatch
+from psdrl.kernels.tanh_dot import aten
+
+
+def _fake(x: Tensor, weight: Tensor, bias: Tensor, out_weight: Tensor, out_bias: Tensor) -> Tensor:
+    return x.new_empty(x.shape[0])
+
+
+tanh_dot = dispatch.operation(
+    "tanh_dot(Tensor x, Tensor weight, Tensor bias, Tensor out_weight, Tensor out_bias) -> Tensor",
+    __name__,
+    aten.tanh_dot,
+    _fake,
+)
 
 __all__ = ["tanh_dot"]

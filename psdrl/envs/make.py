@@ -1,13 +1,16 @@
 """From a configuration to environments."""
 
+import contextlib
 import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import cv2
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from numpy.typing import NDArray
 
 from psdrl.config import Config
 from psdrl.envs.atari import SIZE, check_game, make_atari
@@ -40,7 +43,8 @@ def make_env(config: Config, num_envs: int | None = None, stream: int = 0, rende
     elif name.startswith("minatar/"):
         game = name.removeprefix("minatar/")
         if game not in MINATAR_GAMES:
-            raise UserError(f"Unknown MinAtar game {game!r}{nearest(game, MINATAR_GAMES)}")
+            hint = nearest(game, MINATAR_GAMES) or f": choose one of {', '.join(MINATAR_GAMES)}."
+            raise UserError(f"Unknown MinAtar game {game!r}{hint}")
         protocol = config.minatar
 
         def make() -> gymnasium.Env[Any, Any]:
@@ -55,25 +59,42 @@ def make_env(config: Config, num_envs: int | None = None, stream: int = 0, rende
 def _make_registered(name: str, mode: str | None) -> gymnasium.Env[Any, Any]:
     """Any gymnasium environment: images become 64x64 grey, everything else a flat vector."""
     try:
-        env = gymnasium.make(name, render_mode=mode)
+        options: dict[str, Any] = {"render_mode": mode} if mode else {}  # some constructors do not know it
+        env = gymnasium.make(name, **options)
     except gymnasium.error.UnregisteredEnv:
         raise UserError(f"Unknown environment {name!r}{_hint(name)}") from None
-    except gymnasium.error.DependencyNotInstalled as error:
-        raise UserError(f"{name} cannot be made: {error}") from None
+    except (gymnasium.error.Error, ImportError) as error:  # malformed, outdated, or a package is missing
+        raise UserError(f"Environment {name!r} cannot be made: {str(error).splitlines()[0]}") from None
     if not isinstance(env.action_space, spaces.Discrete):
         raise UserError(f"{name} has actions {env.action_space}, but PSDRL needs a discrete action space.")
     if env.action_space.start != 0:
         start, count = int(env.action_space.start), int(env.action_space.n)
         env = gymnasium.wrappers.TransformAction(env, lambda a: a + start, spaces.Discrete(count))
     space = env.observation_space
-    if isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3):
-        if len(space.shape) == 3:
-            env = gymnasium.wrappers.GrayscaleObservation(env)
-        return gymnasium.wrappers.ResizeObservation(env, (SIZE, SIZE))
-    try:
-        return gymnasium.wrappers.FlattenObservation(env)
-    except NotImplementedError:
-        raise UserError(f"{name} has observations {space}, which cannot be flattened into a vector.") from None
+    if isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) > 1:
+        if len(space.shape) > 3 or (len(space.shape) == 3 and space.shape[2] not in (1, 3)):
+            raise UserError(f"{name} has observations {space}: images need 1 or 3 channels, last.")
+        return GreyImage(env)
+    flat: gymnasium.Env[Any, Any] | None = None
+    with contextlib.suppress(NotImplementedError):
+        flat = gymnasium.wrappers.FlattenObservation(env)
+    if flat is None or not isinstance(flat.observation_space, spaces.Box):
+        raise UserError(f"{name} has observations {space}, which cannot be flattened into a vector.")
+    return flat
+
+
+class GreyImage(gymnasium.ObservationWrapper[NDArray, Any, NDArray]):
+    """Images of any size, grey or in colour, as 64x64 grey."""
+
+    def __init__(self, env: gymnasium.Env[NDArray, Any]) -> None:
+        super().__init__(env)
+        self.observation_space = spaces.Box(0, 255, (SIZE, SIZE), np.uint8)
+
+    def observation(self, observation: NDArray) -> NDArray:
+        if observation.ndim == 3:
+            last = observation.shape[2]
+            observation = cv2.cvtColor(observation, cv2.COLOR_RGB2GRAY) if last == 3 else observation[:, :, 0]
+        return cv2.resize(observation, (SIZE, SIZE), interpolation=cv2.INTER_AREA)
 
 
 def _hint(name: str) -> str:

@@ -1,0 +1,143 @@
+// Posterior of the output layer on the CPU: factors, means, samples (Eq. 4) and the rank-n update of a factor.
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linalg_cholesky_ex.h>
+#include <ATen/ops/linalg_solve_triangular.h>
+#include <ATen/ops/zeros.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <tuple>
+
+#include "checks.h"
+#include "chol_update.h"
+
+namespace {
+
+// Lower triangle of I / prior + gram / noise, zeros above it; returns whether all of it is finite.
+bool assemble(const at::Tensor& gram, double prior, double noise, at::Tensor& precision) {
+  const int64_t k = gram.size(0);
+  const double* from = gram.const_data_ptr<double>();
+  double* to = precision.mutable_data_ptr<double>();
+  std::atomic<bool> finite{true};
+  at::parallel_for(0, k, 64, [&](int64_t begin, int64_t end) {
+    double probe = 0;  // 0 x is 0 for every finite x, and NaN otherwise
+    for (int64_t i = begin; i < end; ++i) {
+      double* row = to + i * k;
+      for (int64_t j = 0; j <= i; ++j) row[j] = from[i * k + j] / noise;
+      row[i] += 1 / prior;
+      for (int64_t j = 0; j <= i; ++j) probe += 0 * row[j];
+      std::fill(row + i + 1, row + k, 0.0);
+    }
+    if (std::isnan(probe)) finite = false;
+  });
+  return finite;
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> posterior_factor(const at::Tensor& gram, const at::Tensor& prior,
+                                                                const at::Tensor& noise, int64_t attempts) {
+  psdrl::check_variances(gram, prior, noise);
+  const int64_t k = gram.size(0), groups = prior.size(0);
+  const auto sums = gram.contiguous(), priors = prior.contiguous(), noises = noise.contiguous();
+  // Column-major matrices, as LAPACK wants them.
+  auto factors = at::empty({groups, k, k}, gram.options()).transpose(1, 2);
+  auto jitter = at::zeros({groups}, gram.options());
+  auto info = at::zeros({groups}, gram.options().dtype(at::kInt));
+  auto precision = at::empty({k, k}, gram.options());
+  for (int64_t g = 0; g < groups; ++g) {
+    auto factor = factors.select(0, g);
+    int& code = info.mutable_data_ptr<int>()[g];
+    double& added = jitter.mutable_data_ptr<double>()[g];
+    if (!assemble(sums, priors.const_data_ptr<double>()[g], noises.const_data_ptr<double>()[g], precision)) {
+      factor.fill_(std::numeric_limits<double>::quiet_NaN());
+      code = -1;
+      continue;
+    }
+    const auto diagonal = precision.diagonal().clone();
+    for (int64_t attempt = 0; attempt < std::max<int64_t>(1, attempts); ++attempt) {
+      if (attempt > 0) {  // 1e-12 of the mean diagonal, then 10 times more each
+        added = attempt == 1 ? 1e-12 * std::abs(diagonal.mean().item<double>()) : 10 * added;
+        precision.diagonal().copy_(diagonal.add(added));
+      }
+      auto status = info.select(0, g);
+      at::linalg_cholesky_ex_out(factor, status, precision);
+      if (code == 0) break;
+    }
+    if (code != 0) factor.fill_(std::numeric_limits<double>::quiet_NaN());
+  }
+  return {factors, jitter, info};
+}
+
+at::Tensor posterior_mean(const at::Tensor& factors, const at::Tensor& cross, at::IntArrayRef group,
+                          const at::Tensor& noise) {
+  psdrl::check_mean(factors, cross, group, noise);
+  const auto noises = noise.contiguous();
+  auto mean = at::empty({cross.size(1), cross.size(0)}, cross.options());
+  int64_t begin = 0;
+  for (size_t g = 0; g < group.size(); begin += group[g++]) {
+    const auto factor = factors.select(0, g);
+    auto rows = mean.narrow(0, begin, group[g]);  // rows.t() is column-major: the solves need no other layout
+    rows.copy_(cross.narrow(1, begin, group[g]).t()).div_(noises.const_data_ptr<double>()[g]);
+    const auto half = at::linalg_solve_triangular(factor, rows.t(), /*upper=*/false);
+    rows.copy_(at::linalg_solve_triangular(factor.t(), half, /*upper=*/true).t());
+  }
+  return mean;
+}
+
+at::Tensor posterior_sample(const at::Tensor& factors, const at::Tensor& mean, at::IntArrayRef group,
+                            const std::optional<at::Tensor>& eps, int64_t samples,
+                            std::optional<at::Generator> generator) {
+  psdrl::check_sample(factors, mean, group, eps);
+  const int64_t outputs = mean.size(0), k = mean.size(1), count = eps ? eps->size(0) : samples;
+  auto noise = eps ? *eps : at::empty({count, outputs, k}, mean.options()).normal_(0, 1, generator);
+  auto weights = at::empty({count, outputs, k}, mean.options());
+  int64_t begin = 0;
+  for (size_t g = 0; g < group.size(); begin += group[g++]) {
+    const auto rows = noise.narrow(1, begin, group[g]).reshape({count * group[g], k});
+    const auto solved = at::linalg_solve_triangular(factors.select(0, g).t(), rows.t(), /*upper=*/true);
+    weights.narrow(1, begin, group[g]).copy_(solved.t().reshape({count, group[g], k}));
+  }
+  return weights.add_(mean);
+}
+
+at::Tensor chol_update_(at::Tensor& factor, const at::Tensor& rows, double weight) {
+  psdrl::check_update(factor, rows);
+  const int64_t k = factor.size(0), total = rows.size(0);
+  auto info = at::zeros({}, factor.options().dtype(at::kInt));
+  int& code = *info.mutable_data_ptr<int>();
+  const auto scaled = rows.to(at::kDouble).mul(std::sqrt(std::abs(weight)));
+  for (int64_t first = 0; first < total && code == 0; first += psdrl::kRows) {
+    const int64_t count = std::min(psdrl::kRows, total - first);
+    const int64_t padded = (count + psdrl::kWide - 1) / psdrl::kWide * psdrl::kWide;
+    auto xt = at::zeros({k, padded}, factor.options());
+    xt.narrow(1, 0, count).copy_(scaled.narrow(0, first, count).t());
+    const psdrl::CholUpdate u = {factor.mutable_data_ptr<double>(), factor.stride(0), factor.stride(1),
+                                 xt.mutable_data_ptr<double>(), padded, weight < 0 ? -1.0 : 1.0};
+    std::array<psdrl::Reflector, psdrl::kPanel> reflectors;
+    for (int64_t begin = 0; begin < k && code == 0; begin += psdrl::kPanel) {
+      const int64_t end = std::min(begin + psdrl::kPanel, k);
+      code = static_cast<int>(psdrl::chol_update_panel(u, begin, end, reflectors.data()));
+      if (code != 0) break;
+      at::parallel_for(end, k, 64, [&](int64_t from, int64_t to) {
+        psdrl::chol_update_below(u, begin, end, from, to, reflectors.data());
+      });
+    }
+  }
+  return info;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(psdrl, CPU, m) {
+  m.impl("posterior_factor", &posterior_factor);
+  m.impl("posterior_mean", &posterior_mean);
+  m.impl("posterior_sample", &posterior_sample);
+  m.impl("chol_update_", &chol_update_);
+}

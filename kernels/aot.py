@@ -1,0 +1,250 @@
+"""Compile every kernel for GPUs that are not here: `python -m psdrl.kernels.aot --arch 80 90 100`.
+
+For each kernel, precision and tile: registers per thread, spilled bytes, shared memory, and how much of a
+multiprocessor's warps can be resident. Arguments are those of the paper's sizes (|A| = 6, Z = 1536, H = 756,
+U = 2292; 3,000 rows when planning, 6 when acting).
+"""
+
+import contextlib
+import io
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import floor
+from typing import Any, NamedTuple
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from psdrl.errors import UserError
+from psdrl.kernels import triton_support, tune
+
+A, Z, H, U = 6, 1536, 756, 2292
+PLANNING, ACTING = 3000, 6
+
+
+class Limits(NamedTuple):
+    """A multiprocessor's (SM's) resources; 65,536 registers on all of them."""
+
+    block_shared: int  # bytes one block may use
+    shared: int  # bytes per SM, of which each block takes 1 KB more than it asks for
+    warps: int
+    blocks: int
+
+
+LIMITS = {  # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"
+    80: Limits(163 * 1024, 164 * 1024, 64, 32),
+    86: Limits(99 * 1024, 100 * 1024, 48, 16),
+    89: Limits(99 * 1024, 100 * 1024, 48, 24),
+    90: Limits(227 * 1024, 228 * 1024, 64, 32),
+    100: Limits(227 * 1024, 228 * 1024, 64, 32),
+    120: Limits(99 * 1024, 100 * 1024, 48, 32),
+}
+
+
+class Case(NamedTuple):
+    """One kernel with the arguments that select its machine code."""
+
+    name: str
+    precision: str
+    rows: int
+    tile: tuple[int, ...]
+    default: bool
+    function: Any
+    arguments: dict[str, Any]  # "*fp32" is a pointer, other values are themselves
+    options: dict[str, int]
+
+
+class Report(NamedTuple):
+    """What the compiler says about a case."""
+
+    case: Case
+    arch: int
+    registers: int
+    spilled: int  # bytes stored and loaded
+    shared: int  # bytes per block
+    occupancy: float  # resident warps / most warps of an SM
+    ptx: str
+
+    @property
+    def fits(self) -> bool:
+        """Whether a block gets its shared memory, with no spill where the case is a default."""
+        return self.shared <= LIMITS[self.arch].block_shared and not (self.case.default and self.spilled)
+
+
+def cases(arch: int, defaults_only: bool = False) -> Iterator[Case]:
+    """Every kernel, precision, number of rows and tile for an architecture."""
+    for precision in tune.PRECISIONS:
+        for rows in (PLANNING, ACTING):
+            for index, tile in enumerate(tune.tiles(arch, precision, rows)):
+                if index == 0 or not defaults_only:
+                    yield from _gemms(precision, rows, tile, index == 0)
+    for dtype in ("fp32", "bf16"):
+        yield from _others(f"*{dtype}")
+
+
+def _gemms(precision: str, rows: int, tile: tune.Tile, default: bool) -> Iterator[Case]:
+    from psdrl.kernels.linear_tanh import triton_kernel as linear_tanh
+    from psdrl.kernels.tanh_dot import triton_kernel as tanh_dot
+
+    dtype = "*bf16" if precision == "bf16" else "*fp32"
+    options = tile.options()
+    launch = {name: options.pop(name) for name in ("num_warps", "num_stages")}
+    product = options | {"PRECISION": "ieee" if precision == "ieee" else "tf32"}
+
+    def case(name: str, function: Any, **arguments: Any) -> Case:
+        return Case(name, precision, rows, tuple(tile), default, function, arguments | product, launch)
+
+    def linear(name: str, units: int, inner: int, terms: tuple[Any, Any, Any], tanh: bool) -> Case:
+        bias, state, columns = terms
+        return case(
+            name, linear_tanh.kernel, x_ptr=dtype, w_ptr=dtype, b_ptr=bias, s_ptr=state, c_ptr=columns, y_ptr=dtype,
+            R=rows, U=units, K=inner, A=A, stride_x=inner, stride_w=inner, stride_s=3 * H + U if state else 0,
+            stride_c=U if columns else 0, stride_y=units, UNIT=tune.common_unit(inner),
+            OUT_UNIT=tune.common_unit(units), TANH=tanh,
+        )  # fmt: skip
+
+    yield linear("first layer", U, H, (None, dtype, dtype), True)
+    yield linear("hidden layer", U, U, (dtype, None, None), True)
+    yield linear("output layer", Z + 1, U, (dtype, None, None), False)
+    yield case(
+        "tanh_dot", tanh_dot.kernel, x_ptr=dtype, w_ptr=dtype, b_ptr=dtype, v_ptr=dtype, partial_ptr="*fp32", R=rows,
+        U=U, K=U, stride_x=U, stride_w=U, UNIT=tune.common_unit(U),
+    )  # fmt: skip
+
+
+def _others(dtype: str) -> Iterator[Case]:
+    from psdrl.kernels.greedy import triton_kernel as greedy
+    from psdrl.kernels.gru_actions import triton_kernel as gru
+    from psdrl.kernels.tanh_dot import triton_kernel as tanh_dot
+
+    states = PLANNING // A
+
+    def case(name: str, function: Any, warps: int, tile: tuple[int, ...], **arguments: Any) -> Case:
+        return Case(name, dtype[1:], PLANNING, tile, True, function, arguments, {"num_warps": warps})
+
+    yield case(
+        "gru_actions", gru.kernel, gru.WARPS, (gru.BLOCK_N, gru.BLOCK_H), i_ptr=dtype, h_ptr=dtype, c_ptr=dtype,
+        hidden_ptr=dtype, y_ptr=dtype, N=states, A=A, H=H, stride_i=3 * H + U, stride_h=3 * H, stride_c=3 * H,
+        stride_hidden=H, UNIT=tune.common_unit(H, 3 * H + U), BLOCK_N=gru.BLOCK_N, BLOCK_H=gru.BLOCK_H,
+    )  # fmt: skip
+    yield case(
+        "sum of partials", tanh_dot.sum_kernel, 4, (tanh_dot.BLOCK_SUM,), partial_ptr="*fp32", c_ptr=dtype,
+        y_ptr=dtype, R=PLANNING, TILES=36, BLOCK_SUM=tanh_dot.BLOCK_SUM,
+    )  # fmt: skip
+    for name, lots, action in (("greedy", "*fp32", "*i64"), ("best_return", None, None)):
+        yield case(
+            name, greedy.kernel, 4, (greedy.BLOCK_N, 8), r_ptr=dtype, omega_ptr=dtype, v_ptr=dtype, lots_ptr=lots,
+            returns_ptr=dtype if action else None, best_ptr=dtype, action_ptr=action, gap_ptr=dtype if action else None,
+            ties_ptr=action, N=states, A=A,
+            stride_r=A * (Z + 1), step_r=Z + 1, stride_omega=A, step_omega=1, stride_v=A, step_v=1,
+            stride_lots=A if lots else 0, step_lots=1 if lots else 0, discount=0.99, threshold=0.5,
+            BLOCK_N=greedy.BLOCK_N, BLOCK_A=8,
+        )  # fmt: skip
+
+
+def source(case: Case) -> Any:
+    """The case as Triton's compiler takes it, specialised as at a launch: on None, on 1 and on multiples of 16."""
+    from triton.compiler import ASTSource
+
+    signature: dict[str, str] = {}
+    constants: dict[str, Any] = {}
+    attributes: dict[tuple[int], list[list[Any]]] = {}
+    for index, parameter in enumerate(case.function.params):
+        name, value = parameter.name, case.arguments[parameter.name]
+        pointer = isinstance(value, str) and value.startswith("*")
+        if parameter.is_constexpr or value is None or (type(value) is int and value == 1):
+            signature[name], constants[name] = "constexpr", value
+        else:
+            signature[name] = value if pointer else "fp32" if isinstance(value, float) else "i32"
+            if pointer or (type(value) is int and value % 16 == 0):
+                attributes[(index,)] = [["tt.divisibility", 16]]
+    return ASTSource(case.function, signature, constants, attributes)
+
+
+def occupancy(arch: int, registers: int, shared: int, warps: int) -> float:
+    """Share of an SM's warps that can be resident, from the block's registers and shared memory."""
+    limits = LIMITS[arch]
+    per_warp = -(-registers * 32 // 256) * 256  # registers are given out to a warp in units of 256
+    by_registers = 65536 // per_warp // warps
+    by_shared = limits.shared // (shared + 1024)
+    return min(by_registers, by_shared, limits.warps // warps, limits.blocks) * warps / limits.warps
+
+
+def compile_case(case: Case, arch: int) -> Report:
+    """Compile with Triton and its ptxas; the compiler's log gives registers and spills."""
+    import triton
+    from triton import knobs
+    from triton.backends.compiler import GPUTarget
+
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), knobs.nvidia.scope(), knobs.compilation.scope():
+        knobs.nvidia.dump_ptxas_log = True
+        knobs.compilation.always_compile = True  # a cached kernel has no log
+        compiled = triton.compile(source(case), target=GPUTarget("cuda", arch, 32), options=case.options)
+    used = re.search(r"Used (\d+) registers", said.getvalue())
+    spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", said.getvalue())
+    if used is None or not spills:
+        raise RuntimeError(f"ptxas did not report on {case.name}: {said.getvalue()!r}")
+    registers, shared, warps = int(used[1]), compiled.metadata.shared, compiled.metadata.num_warps
+    share = occupancy(arch, registers, shared, warps)
+    return Report(case, arch, registers, sum(map(int, spills)), shared, share, compiled.asm["ptx"])
+
+
+def table(reports: list[Report]) -> Table:
+    """The reports as a table; the default of each kernel is marked with a star."""
+    names = ("kernel", "precision", "rows", "tile", "sm", "registers", "spilled B", "shared B", "occupancy", "fits")
+    result = Table(*names)
+    for report in reports:
+        case = report.case
+        result.add_row(
+            case.name,
+            case.precision,
+            str(case.rows),
+            "x".join(map(str, case.tile)) + ("*" if case.default else ""),
+            str(report.arch),
+            str(report.registers),
+            str(report.spilled),
+            str(report.shared),
+            f"{floor(100 * report.occupancy)}%",
+            "yes" if report.fits else "NO",
+        )
+    return result
+
+
+@dataclass(frozen=True)
+class Options:
+    """Compile the Triton kernels ahead of time; needs no GPU."""
+
+    arch: tuple[int, ...] = (80, 90, 100)
+    """Compute capabilities, 80 for 8.0."""
+    defaults_only: bool = False
+    """Only the default tile of each kernel, not those that autotuning may choose."""
+
+
+def run(options: Options) -> int:
+    """Print the table; 1 if a case does not fit."""
+    if reason := triton_support.missing():
+        raise UserError(f"Nothing to compile with: {reason}.")
+    if triton_support.interpreted():
+        raise UserError("TRITON_INTERPRET is set: unset it, the interpreter compiles nothing.")
+    if unknown := set(options.arch) - LIMITS.keys():
+        raise UserError(f"Unknown --arch {sorted(unknown)}: one of {sorted(LIMITS)}.")
+    reports = []
+    for arch in options.arch:
+        for case in cases(arch, options.defaults_only):
+            print(f"sm_{arch} {case.name} {case.precision} {case.tile}", file=sys.stderr, flush=True)
+            reports.append(compile_case(case, arch))
+    Console(width=None if sys.stdout.isatty() else 120).print(table(reports))
+    failed = [report for report in reports if not report.fits]
+    print(f"{len(reports)} compiled, {len(failed)} do not fit; a star marks the default tile")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(run(tyro.cli(Options, prog="psdrl.kernels.aot")))
+    except UserError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,138 @@
+"""Which backend serves an operation, and why another does not.
+
+Each operation has an oracle (`reference`), ATen's operations (`aten`) and Triton kernels (`triton`). It is registered
+as torch.ops.psdrl.<name> with a fake implementation, so torch.compile takes it as one node on a CUDA device. On the
+CPU the call goes straight to the ATen function, which torch.compile traces through: at acting sizes a detour through
+the dispatcher costs as much as the operation.
+"""
+
+import functools
+import importlib
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from psdrl.kernels import triton_support
+
+Backend = Literal["triton", "aten", "reference"]
+BACKENDS: tuple[Backend, ...] = ("triton", "aten", "reference")  # in order of preference
+MODULES = ("gru_actions", "linear_tanh", "tanh_dot", "greedy")
+
+log = logging.getLogger("psdrl.kernels")
+library = torch.library.Library("psdrl", "FRAGMENT")  # the C++ extension defines further operations of psdrl
+operations: dict[str, "Operation"] = {}
+_forced: Backend | None = None
+
+
+class Refused(RuntimeError):
+    """A backend was asked for that cannot serve."""
+
+
+class Choice(NamedTuple):
+    """The backend that serves an operation and the reasons of those that would have come before it."""
+
+    backend: Backend
+    refused: dict[Backend, str]
+
+
+def choose(device: torch.device, dtype: torch.dtype) -> Choice:
+    """The first backend that does not refuse tensors of this device and dtype."""
+    reason = triton_support.refusal(device, dtype)
+    if reason is None and device.type == "cpu":
+        reason = "Triton's interpreter is slow: it serves only where it is forced"
+    return Choice("triton", {}) if reason is None else Choice("aten", {"triton": reason})
+
+
+def explain(device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> dict[str, Choice]:
+    """For each operation, which backend serves on a device and why others were refused."""
+    for module in MODULES:
+        importlib.import_module(f"psdrl.kernels.{module}")
+    return {name: choose(torch.device(device), dtype) for name in operations}
+
+
+class Operation:
+    """One operation and its backends."""
+
+    def __init__(self, name: str, module: str, aten: Callable[..., Any]) -> None:
+        self.name, self.module, self.aten = name, module, aten
+        self.direct = False  # calls on the CPU skip `serve`; not before the first one has been logged
+        self.announced: set[str] = set()
+
+    def backend(self, backend: Backend) -> Callable[..., Any]:
+        """The function that a backend runs; Triton is imported here at the earliest."""
+        module = importlib.import_module(f"{self.module}.{'triton_kernel' if backend == 'triton' else backend}")
+        return getattr(module, self.name)
+
+    def serve(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Run the forced backend or the chosen one."""
+        if _forced is not None:
+            reason = triton_support.refusal(x.device, x.dtype) if _forced == "triton" else None
+            if reason is not None:
+                raise Refused(f"{self.name}: triton cannot serve: {reason}")
+            return self.backend(_forced)(x, *args, **kwargs)
+        if x.is_cuda:
+            return getattr(torch.ops.psdrl, self.name)(x, *args, **kwargs)
+        if not torch.compiler.is_compiling():
+            self.announce(choose(x.device, x.dtype), x.device)
+            self.direct = True
+        return self.aten(x, *args, **kwargs)
+
+    def serve_cuda(self, x: Tensor, *args: Any) -> Any:
+        """What torch.ops.psdrl.<name> runs on a CUDA device."""
+        choice = choose(x.device, x.dtype)
+        self.announce(choice, x.device)
+        return self.backend(choice.backend)(x, *args)
+
+    def announce(self, choice: Choice, device: torch.device) -> None:
+        """Log the choice, once per kind of device."""
+        if device.type not in self.announced:
+            self.announced.add(device.type)
+            why = "".join(f"; {name} refused: {reason}" for name, reason in choice.refused.items())
+            level = logging.WARNING if device.type == "cuda" and choice.refused else logging.INFO
+            log.log(level, "%s on %s: %s%s", self.name, device.type, choice.backend, why)
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def operation(schema: str, module: str, aten: F, fake: Callable[..., Any]) -> F:
+    """Register an operation of the package `module` and give the function to call.
+
+    schema: as in torch.library, `name(Tensor x, ...) -> ...`; the first argument decides device and dtype.
+    fake: the result's shapes and dtypes from the arguments'.
+    """
+    name = schema.partition("(")[0]
+    entry = operations[name] = Operation(name, module, aten)
+    library.define(schema, tags=torch.Tag.pt2_compliant_tag)
+    library.impl(name, aten, "CPU")
+    library.impl(name, entry.serve_cuda, "CUDA")
+    torch.library.register_fake(f"psdrl::{name}", fake, lib=library)
+
+    @functools.wraps(aten)
+    def call(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if entry.direct and x.is_cpu:
+            return aten(x, *args, **kwargs)
+        return entry.serve(x, *args, **kwargs)
+
+    return cast(F, call)
+
+
+@contextmanager
+def force(backend: Backend | None) -> Iterator[None]:
+    """Let this backend serve every operation, or raise `Refused`; None: back to the choice. For tests and doctor."""
+    global _forced
+    if backend is not None and backend not in BACKENDS:
+        raise ValueError(f"unknown backend {backend!r}: one of {', '.join(BACKENDS)}")
+    before, _forced = _forced, backend
+    for entry in operations.values():
+        entry.direct = False
+    try:
+        yield
+    finally:
+        _forced = before
+        for entry in operations.values():
+            entry.direct = False

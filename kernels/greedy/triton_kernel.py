@@ -1,0 +1,146 @@
+"""Returns, maximum, argmax, runner-up and ties in one launch; arithmetic in float32."""
+
+# Arguments of kernels are pointers and numbers of Triton's own types.
+# mypy: disable-error-code="no-untyped-def"
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from psdrl.kernels import tune
+from psdrl.kernels.greedy.reference import Greedy
+
+BLOCK_N = 64  # states per program; |A| is at most 18, padded to a power of two
+
+
+@triton.jit
+def kernel(
+    r_ptr,
+    omega_ptr,
+    v_ptr,
+    lots_ptr,
+    returns_ptr,
+    best_ptr,
+    action_ptr,
+    gap_ptr,
+    ties_ptr,
+    N,
+    A,
+    stride_r,
+    step_r,
+    stride_omega,
+    step_omega,
+    stride_v,
+    step_v,
+    stride_lots,
+    step_lots,
+    discount,
+    threshold,
+    BLOCK_N: tl.constexpr,
+    BLOCK_A: tl.constexpr,
+):
+    """BLOCK_N states. lots_ptr and any output may be None. Strides are those of states, steps those of actions."""
+    states = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    actions = tl.arange(0, BLOCK_A)
+    n = states[:, None]
+    a = actions[None, :].to(tl.int64)
+    valid = (n < N) & (a < A)
+    omega = tl.load(omega_ptr + n * stride_omega + a * step_omega, valid, 0.0).to(tl.float32)
+    v = tl.load(v_ptr + n * stride_v + a * step_v, valid, 0.0).to(tl.float32)
+    r = tl.load(r_ptr + n * stride_r + a * step_r, valid, 0.0).to(tl.float32)
+    returns = (r + discount * tl.where(omega < threshold, v, 0.0)).to(r_ptr.dtype.element_ty)
+    if returns_ptr is not None:
+        tl.store(returns_ptr + n * A + a, returns, valid)
+    returns = returns.to(tl.float32)  # what follows sees the stored numbers
+    nan = valid & (returns != returns)
+    broken = tl.max(nan.to(tl.int32), 1) > 0
+    x = tl.where(valid & (returns == returns), returns, float("-inf"))
+    best = tl.max(x, 1)
+    attains = tl.where(broken[:, None], nan, valid & (x == best[:, None]))
+    action = tl.min(tl.where(attains, a, BLOCK_A), 1)
+    second = tl.max(tl.where(a == action[:, None], float("-inf"), x), 1)
+    distance = tl.abs(x - best[:, None])  # torch.isclose with its defaults; equal infinities are close
+    close = (distance <= 1e-8 + 1e-5 * tl.abs(best)[:, None]) & (distance < float("inf"))
+    close = (close | (x == best[:, None])) & valid & (broken == 0)[:, None]
+    if lots_ptr is not None:
+        lots = tl.load(lots_ptr + n * stride_lots + a * step_lots, valid, 0.0).to(tl.float32)
+        lots = tl.where(close, lots, tl.where(valid, -1.0, -2.0))
+        action = tl.min(tl.where(lots == tl.max(lots, 1)[:, None], a, BLOCK_A), 1)
+    if best_ptr is not None:
+        tl.store(best_ptr + states, tl.where(broken, float("nan"), best).to(r_ptr.dtype.element_ty), states < N)
+    if gap_ptr is not None:
+        gap = tl.where(A == 1, float("inf"), tl.where(broken, float("nan"), best - second))
+        tl.store(gap_ptr + states, gap.to(r_ptr.dtype.element_ty), states < N)
+    if action_ptr is not None:
+        tl.store(action_ptr + states, action, states < N)
+    if ties_ptr is not None:
+        tl.store(ties_ptr + states, tl.sum(close.to(tl.int64), 1), states < N)
+
+
+def _launch(
+    rewards: Tensor,
+    omega: Tensor,
+    values: Tensor,
+    discount: float,
+    threshold: float,
+    lots: Tensor | None,
+    outputs: tuple[Tensor | None, ...],
+) -> None:
+    """Fill returns, best, action, gap and ties, as far as they are asked for."""
+    tune.same_dtype(rewards, omega, values)
+    for tensor in (omega, values, lots):
+        if tensor is not None and tensor.shape != rewards.shape:
+            raise ValueError(f"expected {tuple(rewards.shape)} for all inputs, got {tuple(tensor.shape)}")
+    count, num_actions = rewards.shape
+    if count == 0:
+        return
+    with tune.on(rewards):
+        kernel[(triton.cdiv(count, BLOCK_N),)](
+            rewards,
+            omega,
+            values,
+            lots,
+            *outputs,
+            count,
+            num_actions,
+            *rewards.stride(),
+            *omega.stride(),
+            *values.stride(),
+            *(lots.stride() if lots is not None else (0, 0)),
+            float(discount),
+            float(threshold),
+            BLOCK_N=BLOCK_N,
+            BLOCK_A=triton.next_power_of_2(num_actions),
+            num_warps=4,
+        )
+
+
+def one_step_returns(rewards: Tensor, omega: Tensor, values: Tensor, discount: float, threshold: float) -> Tensor:
+    """(n, A); see `reference`. Any strides."""
+    returns = rewards.new_empty(rewards.shape)
+    _launch(rewards, omega, values, discount, threshold, None, (returns, None, None, None, None))
+    return returns
+
+
+def best_return(rewards: Tensor, omega: Tensor, values: Tensor, discount: float, threshold: float) -> Tensor:
+    """(n,); see `reference`. Any strides."""
+    best = rewards.new_empty(len(rewards))
+    _launch(rewards, omega, values, discount, threshold, None, (None, best, None, None, None))
+    return best
+
+
+def greedy(
+    rewards: Tensor, omega: Tensor, values: Tensor, discount: float, threshold: float, lots: Tensor | None = None
+) -> Greedy:
+    """See `reference`. Any strides."""
+    count = len(rewards)
+    result = Greedy(
+        rewards.new_empty(rewards.shape),
+        rewards.new_empty(count),
+        rewards.new_empty(count, dtype=torch.int64),
+        rewards.new_empty(count),
+        rewards.new_empty(count, dtype=torch.int64),
+    )
+    _launch(rewards, omega, values, discount, threshold, lots, result)
+    return result

@@ -1,0 +1,54 @@
+"""Bayesian linear regression of the output layer (Eq. 4): sums, factors, means, samples, rank-n updates.
+
+Each function runs the operation of csrc/ where it is built for the tensors' device, else the oracle, with the same
+signature; `unavailable` says why. No gradients: asking for one is an error.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from psdrl.kernels.posterior import reference
+from psdrl.kernels.posterior.native import unavailable
+
+__all__ = ["chol_update_", "gram_accumulate_", "posterior_factor", "posterior_mean", "posterior_sample", "unavailable"]
+
+
+def _implementation(like: Tensor) -> Any:
+    return torch.ops.psdrl if unavailable(like.device) is None else reference
+
+
+def gram_accumulate_(gram: Tensor, cross: Tensor, features: Tensor, targets: Tensor, weight: float = 1.0) -> None:
+    """gram (k, k) += weight Phi^T Phi (lower triangle), cross (k, o) += weight Phi^T T; see `reference`."""
+    _implementation(gram).gram_accumulate_(gram, cross, features, targets, weight)
+
+
+def posterior_factor(
+    gram: Tensor, prior_variances: Tensor, noise_variances: Tensor, attempts: int = 16
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Factors (g, k, k), jitter (g,) and info (g,); see `reference`."""
+    return _implementation(gram).posterior_factor(gram, prior_variances, noise_variances, attempts)
+
+
+def posterior_mean(factors: Tensor, cross: Tensor, group: Sequence[int], noise_variances: Tensor) -> Tensor:
+    """Means (o, k); see `reference`."""
+    return _implementation(factors).posterior_mean(factors, cross, group, noise_variances)
+
+
+def posterior_sample(
+    factors: Tensor,
+    mean: Tensor,
+    group: Sequence[int],
+    eps: Tensor | None = None,
+    samples: int = 1,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Draws (S, o, k); see `reference`."""
+    return _implementation(factors).posterior_sample(factors, mean, group, eps, samples, generator)
+
+
+def chol_update_(factor: Tensor, rows: Tensor, weight: float = 1.0) -> Tensor:
+    """factor (k, k) of L L^T + weight rows^T rows, in place; info (); see `reference`."""
+    return _implementation(factor).chol_update_(factor, rows, weight)

@@ -1,0 +1,207 @@
+"""What several tests share: the paper's networks written out in NumPy, small agents, filled buffers, a scripted env."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+import psdrl
+from psdrl.agent import Agent
+from psdrl.config import Config
+from psdrl.envs.vector import EnvSpec, Step, VectorEnv
+from psdrl.log import Log
+from psdrl.models import ForwardModel, Models, TanhNet
+from psdrl.replay import Replay
+
+Array = NDArray[np.float64]
+
+
+def vector_spec(size: int = 3, actions: int = 2) -> EnvSpec:
+    return EnvSpec("test", "vector", (size,), "float32", actions, "test")
+
+
+def small_config(**settings: Any) -> Config:
+    """Tiny networks; `env` only names a run, the tests bring their own observations."""
+    return psdrl.configure(env=settings.pop("env", "deepsea-4"), preset="debug", device="cpu", **settings)
+
+
+def small_models(config: Config, spec: EnvSpec, seed: int = 0) -> Models:
+    """Networks in float64, drawn from a seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Models(config, spec).double()
+
+
+def small_agent(spec: EnvSpec | None = None, **settings: Any) -> Agent:
+    return Agent(small_config(**settings), spec or vector_spec())
+
+
+def add_episode(
+    replay: Replay, rng: np.random.Generator, length: int, terminated: bool = True, actions: int = 2, env: int = 0
+) -> None:
+    """An episode of random observations, actions and rewards."""
+    shape = tuple(replay.observations.shape[1:])
+
+    def observation() -> NDArray:
+        if replay.observations.dtype == torch.uint8:
+            return rng.integers(0, 256, shape).astype(np.uint8)
+        return rng.normal(size=shape).astype(np.float32)
+
+    replay.start(env, observation())
+    for t in range(length):
+        last = t == length - 1
+        action, reward = int(rng.integers(actions)), float(rng.normal())
+        replay.add(env, action, reward, observation(), last and terminated, last and not terminated)
+
+
+def filled_replay(lengths: list[int], capacity: int = 1000, size: int = 3, actions: int = 2, seed: int = 0) -> Replay:
+    """Episodes of these lengths, every second one truncated."""
+    replay = Replay(capacity, 1, (size,), "float32")
+    rng = np.random.default_rng(seed)
+    for i, length in enumerate(lengths):
+        add_episode(replay, rng, length, i % 2 == 0, actions)
+    return replay
+
+
+def parameters_of(module: torch.nn.Module) -> dict[str, Array]:
+    return {name: p.detach().double().numpy() for name, p in module.named_parameters()}
+
+
+def sigmoid(x: Array) -> Array:
+    return 1 / (1 + np.exp(-x))
+
+
+def hand_hidden(model: ForwardModel, z: Array, action: NDArray, h: Array) -> Array:
+    """The GRU cell for z (n, Z), actions (n,), h (n, H)."""
+    p = parameters_of(model.gru)
+    x = np.concatenate([z, np.eye(model.num_actions)[action]], 1)
+    inputs = np.split(x @ p["weight_ih"].T + p["bias_ih"], 3, axis=1)
+    recurrent = np.split(h @ p["weight_hh"].T + p["bias_hh"], 3, axis=1)
+    reset, update = sigmoid(inputs[0] + recurrent[0]), sigmoid(inputs[1] + recurrent[1])
+    candidate = np.tanh(inputs[2] + reset * recurrent[2])
+    return (1 - update) * candidate + update * h
+
+
+def hand_features(model: ForwardModel, next_hidden: Array, z: Array, action: NDArray) -> Array:
+    """phi on [h', z, onehot(a)]: tanh layers, the last one linear."""
+    p = parameters_of(model.layers)
+    x = np.concatenate([next_hidden, z, np.eye(model.num_actions)[action]], 1)
+    count = len(model.layers)
+    for i in range(count):
+        x = x @ p[f"{i}.weight"].T + p[f"{i}.bias"]
+        x = x if i == count - 1 else np.tanh(x)
+    return x
+
+
+def hand_net(net: TanhNet, x: Array) -> Array:
+    """Tanh layers and one linear output: (n, inputs) -> (n,)."""
+    p = parameters_of(net.layers)
+    count = len(net.layers)
+    for i in range(count):
+        x = x @ p[f"{i}.weight"].T + p[f"{i}.bias"]
+        x = x if i == count - 1 else np.tanh(x)
+    return x[:, 0]
+
+
+def hand_returns(
+    models: Models, weight: Array, bias: Array, z: Array, h: Array, discount: float, value: TanhNet
+) -> tuple[Array, Array]:
+    """Eq. 6 and 7: r^ + gamma 1[omega < 0.5] V(z^, h') (n, A) and h' (n, A, H)."""
+    returns, hidden = [], []
+    for a in range(models.forward_model.num_actions):
+        action = np.full(len(z), a)
+        following = hand_hidden(models.forward_model, z, action, h)
+        prediction = hand_features(models.forward_model, following, z, action) @ weight.T + bias
+        alive = hand_net(models.termination, prediction[:, :-1]) < 0.5
+        ahead = hand_net(value, np.concatenate([prediction[:, :-1], following], 1))
+        returns.append(prediction[:, -1] + discount * alive * ahead)
+        hidden.append(following)
+    return np.stack(returns, 1), np.stack(hidden, 1)
+
+
+def count_steps(optimiser: torch.optim.Optimizer) -> list[int]:
+    """A list that grows by one with each step of the optimiser."""
+    steps: list[int] = []
+    optimiser.register_step_post_hook(lambda *_: steps.append(1))
+    return steps
+
+
+class ListLog(Log):
+    """Keeps what the training loop logs."""
+
+    def __init__(self) -> None:
+        self.lines: list[dict[str, float]] = []
+
+    def scalars(self, step: int, values: dict[str, float]) -> None:
+        self.lines.append({"step": step, **values})
+
+    def steps_with(self, key: str) -> list[float]:
+        return [line["step"] for line in self.lines if key in line]
+
+    def values_of(self, key: str) -> list[float]:
+        return [line[key] for line in self.lines if key in line]
+
+
+@dataclass
+class ScriptedEpisode:
+    length: int
+    end: str  # "terminated", "truncated" or "both"
+
+
+class ScriptedEnv(VectorEnv):
+    """Plays a script with next-step autoreset; observation [env, episode, t], reward 100 env + 10 episode + t."""
+
+    def __init__(self, script: list[list[ScriptedEpisode]], num_actions: int = 2) -> None:
+        self.script, self.num_envs = script, len(script)
+        self.spec = vector_spec(3, num_actions)
+        self.taken: dict[tuple[int, int, int], int] = {}  # (env, episode, t) -> action
+        self.calls = 0
+        self._at = [(0, 0)] * self.num_envs
+        self._ended = np.zeros(self.num_envs, bool)
+
+    def _observation(self) -> NDArray:
+        return np.array([(i, episode, t) for i, (episode, t) in enumerate(self._at)], np.float32)
+
+    def reset(self) -> NDArray:
+        self._at = [(0, 0)] * self.num_envs
+        self._ended[:] = False
+        return self._observation()
+
+    def step(self, actions: NDArray[np.int64]) -> Step:
+        self.calls += 1
+        reward = np.zeros(self.num_envs, np.float32)
+        terminated, truncated = np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)
+        started = self._ended.copy()
+        for i, (episode, t) in enumerate(self._at):
+            if started[i]:
+                self._at[i] = (episode + 1, 0)
+                continue
+            plan = self.script[i][episode % len(self.script[i])]
+            self.taken[i, episode, t] = int(actions[i])
+            reward[i] = 100 * i + 10 * episode + t
+            self._at[i] = (episode, t + 1)
+            if t + 1 == plan.length:
+                terminated[i], truncated[i] = plan.end in ("terminated", "both"), plan.end in ("truncated", "both")
+        self._ended = terminated | truncated
+        return Step(self._observation(), reward, terminated, truncated, started)
+
+    def close(self) -> None:
+        pass
+
+
+def stored_episodes(replay: Replay) -> list[dict[str, NDArray]]:
+    """The buffer's episodes, oldest first, read slot by slot."""
+    episodes = []
+    for start, length in replay.episodes:
+        slots = [(start + i) % replay.num_slots for i in range(length + 1)]
+        episodes.append(
+            {
+                "observations": replay.observations[slots].numpy(),
+                "actions": replay.actions[slots[:-1]].numpy(),
+                "rewards": replay.rewards[slots[:-1]].numpy(),
+                "terminated": replay.terminated[slots[:-1]].numpy(),
+            }
+        )
+    return episodes

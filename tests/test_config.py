@@ -1,0 +1,217 @@
+"""Configuration: the paper's table, presets, flags with their provenance, and the JSON round trip."""
+
+import re
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import pytest
+
+import psdrl
+from psdrl import cli, presets
+from psdrl.config import Config
+from psdrl.errors import UserError
+from psdrl.models import Models
+from tests.helpers import EnvSpec
+
+# Table "Hyperparameters for PSDRL" of the paper, in its order; the m of the first 100k steps is in its text.
+PAPER_TABLE: dict[str, Any] = {
+    "posterior.prior_latent": 1e3,
+    "posterior.prior_reward": 1e3,
+    "posterior.noise_latent": 1.0,
+    "posterior.noise_reward": 1.0,
+    "forward.layers": 5,
+    "forward.units": 2292,
+    "forward.learning_rate": 1e-4,
+    "forward.iterations": 3,  # the terminal model's too: they share their batches
+    "forward.recurrent": 756,
+    "forward.window": 4,
+    "termination.layers": 4,
+    "termination.units": 1536,
+    "termination.learning_rate": 1e-4,
+    "value.layers": 5,
+    "value.units": 2292,
+    "value.learning_rate": 1e-4,
+    "value.iterations": 3,
+    "value.target_every": 4,
+    "value.discount": 0.99,
+    "autoencoder.learning_rate": 1e-4,
+    "autoencoder.iterations": 3,
+    "replay.batch": 125,
+    "replay.length": 250,
+    "replay.capacity": 100_000,
+    "policy.update_every": 1000,
+    "policy.update_every_early": 250,
+    "policy.early_steps": 100_000,
+    "policy.epsilon": 0.001,
+}
+
+
+def lookup(config: Config, dotted: str) -> Any:
+    value: Any = config
+    for name in dotted.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def dotted_names(config: Any, prefix: str = "") -> list[str]:
+    names = []
+    for f in fields(config):
+        value = getattr(config, f.name)
+        names += dotted_names(value, f"{prefix}{f.name}.") if is_dataclass(value) else [prefix + f.name]
+    return names
+
+
+def test_paper_preset_is_the_papers_table() -> None:
+    config = psdrl.configure(game="Pong", preset="paper")
+    assert {name: lookup(config, name) for name in PAPER_TABLE} == PAPER_TABLE
+    assert (config.algo, config.rule, config.loss_reduction) == ("psdrl", "exact", "sum")
+    assert config.steps == 1_000_000
+    assert config.eval_every == 10_000
+    assert not config.replay.time_limit_terminates
+    assert config.policy.random_action_hidden == "advance"
+    assert config.reward_transform == "tanh"
+
+
+def test_paper_preset_builds_the_papers_networks() -> None:
+    """4 + 4 convolutional layers, 1536 encoded dimensions, and the memo's layer widths, by the weights' shapes."""
+    import torch
+
+    with torch.device("meta"):
+        models = Models(
+            psdrl.configure(game="Pong", preset="paper"), EnvSpec("Pong", "image", (1, 64, 64), "uint8", 6, "test")
+        )
+    shapes = {name: tuple(p.shape) for name, p in models.named_parameters() if name.endswith("weight")}
+    encoder = [shape for name, shape in shapes.items() if name.startswith("autoencoder.encoder")]
+    decoder = [shape for name, shape in shapes.items() if name.startswith("autoencoder.decoder")]
+    assert encoder == [(48, 1, 4, 4), (96, 48, 4, 4), (192, 96, 4, 4), (384, 192, 4, 4)]
+    assert decoder == [(384, 192, 4, 4), (192, 96, 4, 4), (96, 48, 4, 4), (48, 1, 5, 5)]
+    assert models.autoencoder.latent_size == 1536
+    linear = {
+        name: [shape for key, shape in shapes.items() if key.startswith(f"{name}.layers")]
+        for name in ("forward_model", "termination", "value", "target")
+    }
+    assert linear["forward_model"] == [(2292, 756 + 1536 + 6)] + [(2292, 2292)] * 3
+    assert shapes["forward_model.output.weight"] == (1537, 2292)
+    assert models.forward_model.gru.weight_ih.shape == (3 * 756, 1536 + 6)
+    assert linear["termination"] == [(1536, 1536)] * 3 + [(1, 1536)]
+    assert linear["value"] == linear["target"] == [(2292, 1536 + 756)] + [(2292, 2292)] * 3 + [(1, 2292)]
+
+
+@pytest.mark.parametrize(
+    ("choice", "cuda", "preset"),
+    [
+        ({"game": "Pong"}, False, "cpu"),
+        ({"game": "Pong"}, True, "paper"),
+        ({"game": "Pong", "device": "cpu"}, True, "cpu"),
+        ({"game": "Pong", "device": "cuda"}, False, "paper"),
+        ({"env": "deepsea-10"}, True, "deepsea"),
+        ({"env": "deepsea-10-image"}, False, "deepsea"),
+        ({"env": "minatar/breakout"}, True, "minatar"),
+        ({"env": "CartPole-v1"}, False, "minatar"),
+        ({"game": "Pong", "preset": "debug"}, True, "debug"),
+    ],
+    ids=str,
+)
+def test_auto_preset(choice: dict, cuda: bool, preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(presets, "cuda_available", lambda: cuda)
+    name, why = presets.choose(Config(**choice))
+    assert name == preset
+    assert why
+    assert psdrl.configure(**choice).preset == preset
+
+
+@pytest.mark.parametrize("preset", ["paper", "cpu", "deepsea", "minatar", "debug"])
+def test_every_preset_is_valid_and_survives_json(preset: str) -> None:
+    config = psdrl.configure(env="deepsea-7", preset=preset, logdir=None)
+    config.check()
+    assert Config.from_dict(config.to_dict()) == config
+    from pathlib import Path
+
+    moved = replace(config, logdir=Path("a/b"), seed=5, replay=replace(config.replay, batch=3))
+    assert Config.from_dict(moved.to_dict()) == moved
+    assert moved.to_dict() != config.to_dict()
+
+
+def test_unknown_settings_are_refused() -> None:
+    stored = psdrl.configure(env="deepsea-7").to_dict()
+    with pytest.raises(UserError, match="nonsense"):
+        Config.from_dict(stored | {"nonsense": 1})
+    with pytest.raises(UserError, match="bogus"):
+        Config.from_dict(stored | {"value": stored["value"] | {"bogus": 1}})
+    with pytest.raises(AttributeError):
+        psdrl.configure(env="deepsea-7", nonsense=1)
+    with pytest.raises(TypeError):
+        psdrl.configure(env="deepsea-7", value={"bogus": 1})
+
+
+def test_configure_merges_into_the_preset() -> None:
+    config = psdrl.configure(env="deepsea-7", preset="debug", value={"units": 33}, seed=4)
+    base = psdrl.configure(env="deepsea-7", preset="debug")
+    assert config == replace(base, seed=4, value=replace(base.value, units=33))
+
+
+def flag(dotted: str) -> str:
+    return "--" + dotted.replace("_", "-")
+
+
+@pytest.mark.parametrize("dotted", PAPER_TABLE)
+def test_every_hyperparameter_has_a_typed_flag(dotted: str) -> None:
+    default = PAPER_TABLE[dotted]
+    other = default * 2 if isinstance(default, int) else default / 2
+    config, _ = cli.parse_train(["--game", "Pong", "--preset", "paper", flag(dotted), str(other)])
+    assert lookup(config, dotted) == other
+    changed = [
+        n for n in dotted_names(config) if lookup(config, n) != lookup(psdrl.configure(game="Pong", preset="paper"), n)
+    ]
+    assert changed == [dotted]
+
+
+@pytest.mark.parametrize("equals", [False, True], ids=["space", "equals sign"])
+def test_flags_start_from_the_preset(equals: bool) -> None:
+    words = ["--env", "deepsea-5", "--seed", "3", "--value.units", "7"]
+    if equals:
+        words = [f"{a}={b}" for a, b in zip(words[::2], words[1::2], strict=True)]
+    config, why = cli.parse_train(words)
+    assert config == psdrl.configure(env="deepsea-5", seed=3, value={"units": 7})
+    assert (config.preset, config.replay.length) == ("deepsea", 5)
+    assert "DeepSea" in why
+
+
+def test_help_shows_default_and_provenance(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit) as stop:
+        cli.parse_train(["--game", "Pong", "--preset", "paper", "--help"])
+    assert stop.value.code == 0
+    text = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    text = " ".join(re.sub("[│╭╮╰╯─]", " ", text).split())
+    sections = {part.split()[0]: part for part in re.split(r" (?=--[a-z])", text)}
+    for dotted, default in PAPER_TABLE.items():
+        help_text = sections.get(flag(dotted), "")
+        assert "[paper" in help_text, f"{flag(dotted)} says not where it comes from: {help_text!r}"
+        assert f"(default: {default})" in help_text, f"{flag(dotted)}: {help_text!r}"
+    nested = [n for n in dotted_names(Config()) if "." in n]
+    for name in nested:  # a switch is shown as --group.name, --group.no-name
+        group, leaf = flag(name).split(".")
+        sections[flag(name)] = sections.get(flag(name), "") + sections.get(f"{group}.no-{leaf}", "")
+    without = [n for n in nested if not re.search(r"\[(paper|released|ours)", sections[flag(n)])]
+    assert [n for n in without if n != "posterior.rule"] == [], "provenance is missing"
+
+
+def test_update_period() -> None:
+    config = psdrl.configure(game="Pong", preset="paper")
+    assert [config.update_period(step) for step in (0, 250, 99_999, 100_000, 10**6)] == [250, 250, 250, 1000, 1000]
+
+
+@pytest.mark.parametrize(
+    ("algo", "rule", "in_force"),
+    [
+        ("psdrl", "exact", "exact"),
+        ("psdrl", "released", "released"),
+        ("psdrl", "none", "none"),
+        ("egreedy-exploit", "exact", "none"),
+        ("egreedy-explore", "exact", "none"),
+        ("fresh-value", "exact", "exact"),
+    ],
+)
+def test_sampling_rule_in_force(algo: str, rule: str, in_force: str) -> None:
+    assert psdrl.configure(env="deepsea-4", algo=algo, posterior={"rule": rule}).rule == in_force

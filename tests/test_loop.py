@@ -1,0 +1,157 @@
+"""The training loop on a scripted environment: what is stored, counted, reset and when updates happen."""
+
+from itertools import accumulate
+
+import numpy as np
+import pytest
+
+from psdrl.agent import Agent
+from psdrl.envs.vector import Step
+from psdrl.loop import train
+from tests.helpers import ListLog, ScriptedEnv, ScriptedEpisode, hand_hidden, small_config, stored_episodes
+
+SCRIPT = [
+    [ScriptedEpisode(3, "terminated"), ScriptedEpisode(5, "truncated"), ScriptedEpisode(1, "both")],
+    [ScriptedEpisode(4, "truncated"), ScriptedEpisode(2, "terminated")],
+    [ScriptedEpisode(1, "terminated")],
+]
+
+
+class WatchedEnv(ScriptedEnv):
+    """Notes the agent's hidden state after each action of an episode's first step, and where rows only start."""
+
+    agent: Agent
+
+    def __init__(self, script: list[list[ScriptedEpisode]]) -> None:
+        super().__init__(script)
+        self.first: list[tuple[int, np.ndarray, int, np.ndarray]] = []
+        self.started_rows = 0
+
+    def step(self, actions: np.ndarray) -> Step:
+        before = self._observation()
+        hidden = self.agent.actor.hidden.double().numpy().copy()
+        for i, (_, t) in enumerate(self._at):
+            if t == 0 and not self._ended[i]:
+                self.first.append((i, before[i].astype(np.float64), int(actions[i]), hidden[i]))
+        step = super().step(actions)
+        self.started_rows += int(step.started.sum())
+        return step
+
+
+def run(num_envs: int, steps: int, **settings: object) -> tuple[Agent, WatchedEnv, ListLog]:
+    options: dict = {
+        "reward_transform": "none",
+        "eval_every": 0,
+        "checkpoint_every": 0,
+        "policy": {"update_every": 10**6},
+    }
+    config = small_config(num_envs=num_envs, steps=steps, **(options | settings))
+    env, log = WatchedEnv(SCRIPT[:num_envs]), ListLog()
+    agent = Agent(config, env.spec)
+    env.agent = agent
+    train(agent, env, log)
+    return agent, env, log
+
+
+@pytest.mark.parametrize("num_envs", [1, 2, 3])
+@pytest.mark.parametrize("time_limit_terminates", [False, True])
+def test_stored_transitions(num_envs: int, time_limit_terminates: bool) -> None:
+    """Each episode as it was played: own observations, actions, rewards; no row that only starts an episode."""
+    replay = {"time_limit_terminates": time_limit_terminates, "capacity": 2000}
+    agent, env, log = run(num_envs, 60, replay=replay)
+    assert env.started_rows > 10, "no autoreset happened"
+    episodes = stored_episodes(agent.replay)
+    assert len(episodes) == agent.episodes == len(log.steps_with("train/return"))
+    for k, episode in enumerate(episodes):
+        i, number, _ = episode["observations"][0].astype(int)
+        plan = env.script[i][number % len(env.script[i])]
+        name = f"environment {i}, episode {number}"
+        wanted = [(i, number, t) for t in range(plan.length + 1)]
+        np.testing.assert_array_equal(episode["observations"], wanted, err_msg=name)
+        np.testing.assert_array_equal(episode["actions"], [env.taken[i, number, t] for t in range(plan.length)])
+        np.testing.assert_array_equal(episode["rewards"], [100 * i + 10 * number + t for t in range(plan.length)])
+        ends = plan.end != "truncated" or time_limit_terminates
+        np.testing.assert_array_equal(episode["terminated"], [0.0] * (plan.length - 1) + [float(ends)], err_msg=name)
+        assert log.values_of("train/return")[k] == episode["rewards"].sum(), name
+        assert log.values_of("train/length")[k] == plan.length, name
+
+
+@pytest.mark.parametrize("num_envs", [1, 2, 3])
+def test_steps_count_transitions_over_all_environments(num_envs: int) -> None:
+    agent, env, _ = run(num_envs, 60)
+    assert agent.step == len(env.taken) == env.calls * num_envs - env.started_rows
+    assert 60 <= agent.step < 60 + num_envs
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_hidden_state_starts_at_zero_with_each_episode(num_envs: int) -> None:
+    """After the first action of every episode h is the GRU's output from h = 0, without updates in between."""
+    agent, env, _ = run(num_envs, 40, policy={"update_every_early": 10**6})
+    assert len(env.first) >= 10
+    for i, z, action, hidden in env.first:
+        wanted = hand_hidden(agent.models.forward_model, z[None], np.array([action]), np.zeros((1, 8)))[0]
+        np.testing.assert_allclose(hidden, wanted, atol=1e-5, err_msg=f"environment {i}, observation {z}")
+
+
+def steps_after_each_call(env: ScriptedEnv) -> list[int]:
+    """Step counts after 0, 1, 2, ... calls, from the script alone."""
+    counts = []
+    lengths = [[e.length for e in script] for script in env.script]
+    for plan in lengths:
+        row: list[int] = []
+        k = 0
+        while len(row) < env.calls:
+            row += [1] * plan[k % len(plan)] + [0]
+            k += 1
+        counts.append(row[: env.calls])
+    return [0, *accumulate(sum(column) for column in zip(*counts, strict=True))]
+
+
+@pytest.mark.parametrize("num_envs", [1, 2, 3])
+def test_update_times(num_envs: int) -> None:
+    """At the first step at or past each multiple of m: 7 until step 28, then 14; none before an episode has ended."""
+    policy = {"update_every_early": 7, "update_every": 14, "early_steps": 28}
+    agent, env, log = run(num_envs, 100, policy=policy)
+    times = steps_after_each_call(env)
+    multiples = [7, 14, 21, 28, 42, 56, 70, 84, 98]
+    wanted = [next(step for step in times if step >= multiple) for multiple in multiples]
+    assert log.steps_with("loss/forward") == wanted
+    assert agent.updates == len(multiples)
+
+
+def test_nothing_is_learned_before_an_episode_has_ended() -> None:
+    env = ScriptedEnv([[ScriptedEpisode(25, "terminated")]])
+    policy = {"update_every_early": 10, "update_every": 10}
+    config = small_config(steps=41, eval_every=0, policy=policy, reward_transform="none")
+    agent, log = Agent(config, env.spec), ListLog()
+    train(agent, env, log)
+    assert log.steps_with("loss/forward") == [30, 40]
+
+
+def test_sequence_length_is_logged_when_it_shrinks() -> None:
+    policy = {"update_every_early": 8, "update_every": 8}
+    _, _, log = run(1, 17, policy=policy, replay={"batch": 4, "length": 4})
+    assert log.values_of("train/sequence_length") == [4, 4]
+    _, _, log = run(1, 17, policy=policy, replay={"batch": 4, "length": 6})
+    assert log.values_of("train/sequence_length") == [3, 1], "the shortest episode so far, as none has 6 steps"
+
+
+@pytest.mark.parametrize(
+    ("transform", "stored"), [("tanh", np.tanh), ("none", np.array), ("clip", lambda r: np.clip(r, -1, 1))]
+)
+def test_reward_transform(transform: str, stored) -> None:
+    agent, _, log = run(1, 20, reward_transform=transform)
+    episode = stored_episodes(agent.replay)[0]
+    np.testing.assert_allclose(episode["rewards"], stored(np.array([0.0, 1.0, 2.0])), rtol=1e-6)
+    assert log.values_of("train/return")[0] == 3, "returns are shown untransformed"
+
+
+def test_evaluations_happen_at_multiples() -> None:
+    config = small_config(steps=50, eval_every=20, eval_episodes=2, reward_transform="none")
+    from psdrl.envs import make_env
+
+    env = make_env(config)
+    agent, log = Agent(config, env.spec), ListLog()
+    train(agent, env, log)
+    env.close()
+    assert log.steps_with("eval/return") == [20, 40]
