@@ -1,8 +1,8 @@
 // Linear layers for a handful of rows: y (r, n) = x (r, k) W (n, k)^T + b (n), float32 on the CPU.
 //
 // Acting evaluates |A| rows per environment, so each weight is read once for 6 multiply-adds: the work is bound by
-// memory bandwidth, of which a general GEMM of 6 rows reaches about a third. Here two rows of W stream through the
-// registers while six rows of x stay in cache; further rows of x reuse the two rows of W from the first-level cache.
+// memory bandwidth, of which a general GEMM of 6 rows reaches about a third. Here four rows of W are streamed while a
+// block of the rows of x stays in the first-level cache, and each number loaded enters three or four products.
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -17,6 +17,8 @@
 namespace {
 
 constexpr int kLanes = 8;
+constexpr int64_t kRows = 6;     // rows of x per pass over four rows of W
+constexpr int64_t kInner = 512;  // inputs per block: 6 rows of x and 4 of W take 20 KB of the first-level cache
 typedef float Lanes __attribute__((vector_size(kLanes * sizeof(float))));
 
 inline Lanes load(const float* p) {
@@ -29,52 +31,72 @@ inline float sum(Lanes v) {
   return ((v[0] + v[4]) + (v[1] + v[5])) + ((v[2] + v[6]) + (v[3] + v[7]));
 }
 
-// Dot products of ROWS rows of x with COLUMNS rows of W.
-template <int ROWS, int COLUMNS>
-inline __attribute__((always_inline)) void tile(const float* x, const float* w, const float* b, float* y, int64_t k,
-                                                int64_t n) {
-  Lanes acc[ROWS][COLUMNS] = {};
-  int64_t i = 0;
-  for (; i + kLanes <= k; i += kLanes) {
+// Add to acc the products of ROWS rows of x with COLUMNS rows of W over `count` (a multiple of kLanes) inputs.
+// AHEAD: meanwhile fetch the next COLUMNS rows of W into the second-level cache.
+template <int ROWS, int COLUMNS, bool AHEAD>
+inline __attribute__((always_inline)) void products(const float* x, const float* w, int64_t k, int64_t count,
+                                                    Lanes (*total)[COLUMNS]) {
+  Lanes acc[ROWS][COLUMNS];
+  for (int r = 0; r < ROWS; ++r)
+    for (int c = 0; c < COLUMNS; ++c) acc[r][c] = total[r][c];
+  for (int64_t i = 0; i < count; i += kLanes) {
     Lanes column[COLUMNS];
     for (int c = 0; c < COLUMNS; ++c) column[c] = load(w + c * k + i);
+    if (AHEAD && i % 16 == 0) {  // once per cache line
+      for (int c = 0; c < COLUMNS; ++c) __builtin_prefetch(w + (c + COLUMNS) * k + i, 0, 2);
+    }
     for (int r = 0; r < ROWS; ++r) {
       const Lanes row = load(x + r * k + i);
       for (int c = 0; c < COLUMNS; ++c) acc[r][c] += row * column[c];
     }
   }
-  for (int r = 0; r < ROWS; ++r) {
+  for (int r = 0; r < ROWS; ++r)
+    for (int c = 0; c < COLUMNS; ++c) total[r][c] = acc[r][c];
+}
+
+// y (rows, COLUMNS of n) for at most kRows rows.
+template <int COLUMNS>
+inline __attribute__((always_inline)) void tile(const float* x, const float* w, const float* b, float* y, int64_t rows,
+                                                int64_t k, int64_t n) {
+  Lanes acc[kRows][COLUMNS] = {};
+  const int64_t whole = k / kLanes * kLanes;
+  for (int64_t i = 0; i < whole; i += kInner) {
+    const int64_t count = std::min(kInner, whole - i);
+    int64_t r = 0;
+    for (; r + 3 <= rows; r += 3) {
+      if (r == 0) products<3, COLUMNS, true>(x + i, w + i, k, count, acc);
+      else products<3, COLUMNS, false>(x + r * k + i, w + i, k, count, acc + r);
+    }
+    if (rows - r == 2) products<2, COLUMNS, true>(x + r * k + i, w + i, k, count, acc + r);
+    if (rows - r == 1) products<1, COLUMNS, true>(x + r * k + i, w + i, k, count, acc + r);
+  }
+  for (int64_t r = 0; r < rows; ++r) {
     for (int c = 0; c < COLUMNS; ++c) {
       float total = sum(acc[r][c]);
-      for (int64_t j = i; j < k; ++j) total += x[r * k + j] * w[c * k + j];
+      for (int64_t j = whole; j < k; ++j) total += x[r * k + j] * w[c * k + j];
       y[r * n + c] = total + (b ? b[c] : 0.0f);
     }
   }
 }
 
-template <int COLUMNS>
-inline __attribute__((always_inline)) void rows_of(const float* x, const float* w, const float* b, float* y,
-                                                   int64_t rows, int64_t k, int64_t n) {
-  for (; rows >= 6; rows -= 6, x += 6 * k, y += 6 * n) tile<6, COLUMNS>(x, w, b, y, k, n);
-  switch (rows) {
-    case 5: tile<5, COLUMNS>(x, w, b, y, k, n); break;
-    case 4: tile<4, COLUMNS>(x, w, b, y, k, n); break;
-    case 3: tile<3, COLUMNS>(x, w, b, y, k, n); break;
-    case 2: tile<2, COLUMNS>(x, w, b, y, k, n); break;
-    case 1: tile<1, COLUMNS>(x, w, b, y, k, n); break;
-    default: break;
-  }
-}
-
 // Compiled for several instruction sets, chosen when the library is loaded: the build stays portable.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(PSDRL_SANITIZE)
 __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #endif
 void outputs(const float* x, const float* w, const float* b, float* y, int64_t rows, int64_t k, int64_t n,
              int64_t begin, int64_t end) {
   int64_t j = begin;
-  for (; j + 2 <= end; j += 2) rows_of<2>(x, w + j * k, b ? b + j : nullptr, y + j, rows, k, n);
-  if (j < end) rows_of<1>(x, w + j * k, b ? b + j : nullptr, y + j, rows, k, n);
+  for (; j < end; j += j + 4 <= end ? 4 : 1) {
+    const float* bias = b ? b + j : nullptr;
+    for (int64_t r = 0; r < rows; r += kRows) {
+      const int64_t count = std::min(kRows, rows - r);
+      if (j + 4 <= end) {
+        tile<4>(x + r * k, w + j * k, bias, y + r * n + j, count, k, n);
+      } else {
+        tile<1>(x + r * k, w + j * k, bias, y + r * n + j, count, k, n);
+      }
+    }
+  }
 }
 
 at::Tensor linear_rows(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
@@ -93,8 +115,8 @@ at::Tensor linear_rows(const at::Tensor& x, const at::Tensor& weight, const std:
   const float* pw = w.const_data_ptr<float>();
   const float* pb = bias ? b.const_data_ptr<float>() : nullptr;
   float* py = y.mutable_data_ptr<float>();
-  // A thread is worth its start from about 2^15 multiply-adds on.
-  const int64_t grain = std::max<int64_t>(2, (int64_t{1} << 15) / std::max<int64_t>(1, r * k));
+  // Waking a second thread takes as long as about 2^19 multiply-adds (10 us); whole groups of four outputs each.
+  const int64_t grain = ((int64_t{1} << 19) / std::max<int64_t>(1, r * k) / 4 + 1) * 4;
   at::parallel_for(0, n, grain,
                    [&](int64_t begin, int64_t end) { outputs(px, pw, pb, py, r, k, n, begin, end); });
   return y;

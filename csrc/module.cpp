@@ -10,7 +10,10 @@ namespace {
 // k features, o outputs, g groups of outputs with equal variances, S samples, n rows. Matrices of the posterior are
 // float64. Of symmetric matrices only the lower triangle is read; what is above it is unspecified.
 TORCH_LIBRARY(psdrl, m) {
+  // Linear layer for a handful of rows: y (r, n) = x (r, k) weight (n, k)^T + bias (n).
   m.def("linear_rows(Tensor x, Tensor weight, Tensor? bias) -> Tensor");
+  // y (r, U) <- tanh(y + bias + state[row / A] + columns[row % A]).
+  m.def("bias_tanh_(Tensor(a!) y, Tensor? bias=None, Tensor? state=None, Tensor? columns=None) -> ()");
   // gram (k, k) += weight features^T features, lower triangle; cross (k, o) += weight features^T targets.
   m.def(
       "gram_accumulate_(Tensor(a!) gram, Tensor(b!) cross, Tensor features, Tensor targets, float weight=1.0) -> ()");
@@ -48,7 +51,7 @@ void refuse_gradients(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 }
 
 TORCH_LIBRARY_IMPL(psdrl, Autograd, m) {
-  for (const char* name : {"linear_rows", "gram_accumulate_", "posterior_factor", "posterior_mean",
+  for (const char* name : {"linear_rows", "bias_tanh_", "gram_accumulate_", "posterior_factor", "posterior_mean",
                            "posterior_sample", "chol_update_"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse_gradients>());
   }

@@ -27,7 +27,7 @@ def _cpu(base: Config) -> Config:
     """Atari on two CPU cores: small networks, m = 250 throughout. [ours; starting point, see docs]"""
     return replace(
         base,
-        autoencoder=AutoencoderConfig((16, 32), (4, 4), (4, 2), (4, 4), latent=128, learning_rate=2e-3, iterations=2),
+        autoencoder=AutoencoderConfig((16, 32), (4, 4), (4, 2), (4, 4), latent=128, learning_rate=2e-3, iterations=1),
         forward=ForwardConfig(3, 256, 64, "tanh", learning_rate=1e-3, iterations=6),
         termination=TerminationConfig(3, 128, learning_rate=1e-3),
         value=ValueConfig(3, 256, learning_rate=5e-4, iterations=6, target_every=40, discount=0.98),

@@ -1,0 +1,66 @@
+"""Networks: patch convolutions against ATen's, shapes of the paper's architecture, the value network's gradient."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from psdrl import configure
+from psdrl.models import Autoencoder, PatchConv2d, PatchConvTranspose2d, TanhNet
+from psdrl.planning import value_gradient
+
+
+def grads(output, tensors):
+    return torch.autograd.grad(output.square().sum(), tensors)
+
+
+@pytest.mark.parametrize("size", [8, 11])
+def test_patch_convolution_is_a_convolution(size):
+    layer = PatchConv2d(3, 5, 4, 4).double()
+    x = torch.randn(2, 3, size, size, dtype=torch.float64, requires_grad=True)
+    expected = F.conv2d(x, layer.weight, layer.bias, stride=4)
+    torch.testing.assert_close(layer(x), expected)
+    tensors = (x, layer.weight, layer.bias)
+    for gradient, other in zip(grads(layer(x), tensors), grads(expected, tensors), strict=True):
+        torch.testing.assert_close(gradient, other)
+
+
+def test_patch_transposed_convolution_is_one():
+    layer = PatchConvTranspose2d(6, 2, 4, 4).double()
+    x = torch.randn(3, 6, 5, 5, dtype=torch.float64, requires_grad=True)
+    expected = F.conv_transpose2d(x, layer.weight, layer.bias, stride=4)
+    torch.testing.assert_close(layer(x), expected)
+    tensors = (x, layer.weight, layer.bias)
+    for gradient, other in zip(grads(layer(x), tensors), grads(expected, tensors), strict=True):
+        torch.testing.assert_close(gradient, other)
+
+
+def test_the_papers_autoencoder():
+    """64 -> 31 -> 14 -> 6 -> 2 and back 2 -> 6 -> 14 -> 30 -> 64, latent 1536, ReLU also after the last convolution."""
+    autoencoder = Autoencoder((1, 64, 64), configure(game="Pong", preset="paper", device="cpu").autoencoder)
+    frames = torch.randint(0, 256, (2, 1, 64, 64), dtype=torch.uint8)
+    x, sizes = autoencoder.images(frames), []
+    for layer in autoencoder.encoder:
+        x = layer(x)
+        if isinstance(layer, nn.Conv2d):
+            sizes.append(tuple(x.shape[1:]))
+    assert sizes == [(48, 31, 31), (96, 14, 14), (192, 6, 6), (384, 2, 2)]
+    assert x.shape == (2, 1536)
+    assert (x >= 0).all()
+    sizes = []
+    for layer in autoencoder.decoder:
+        x = layer(x)
+        if isinstance(layer, nn.ConvTranspose2d):
+            sizes.append(tuple(x.shape[1:]))
+    assert sizes == [(192, 6, 6), (96, 14, 14), (48, 30, 30), (1, 64, 64)]
+
+
+@pytest.mark.parametrize("layers", [2, 3, 5])
+def test_value_gradient_is_autograds(layers):
+    value = TanhNet(7, 11, layers).double()
+    states, targets = torch.randn(9, 7, dtype=torch.float64), torch.randn(9, dtype=torch.float64)
+    expected = (value(states) - targets).square().mean()
+    gradients = torch.autograd.grad(expected, list(value.parameters()))
+    torch.testing.assert_close(value_gradient(value, states, targets), expected.detach())
+    for parameter, gradient in zip(value.parameters(), gradients, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
