@@ -57,8 +57,7 @@ class Actor:
         model = factored.folded(models.forward_model, agent.model)
         ahead = factored.predict(model, models.termination, latents, self.hidden, config.termination.threshold)
         lots = torch.rand(ahead.rewards.shape, generator=self.generator, device=agent.device)
-        chosen = ahead.greedy(models.value, config.value.discount, lots)
-        return chosen.action, ahead.latents_hidden[..., latents.shape[1] :]
+        return ahead.action(models.value, config.value.discount, lots), ahead.latents_hidden[..., latents.shape[1] :]
 
     def _decide_plainly(self, latents: Tensor) -> tuple[Tensor, Tensor]:
         """The same by the oracle."""

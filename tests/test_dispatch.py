@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from psdrl.kernels import dispatch, triton_support
-from psdrl.kernels.greedy import Greedy, best_return, greedy, one_step_returns
+from psdrl.kernels.greedy import Greedy, best_return, greedy, greedy_action, one_step_returns
 from psdrl.kernels.gru_actions import gru_actions
 from psdrl.kernels.linear_tanh import linear, linear_tanh
 from psdrl.kernels.tanh_dot import tanh_dot
@@ -26,6 +26,7 @@ FUNCTIONS: dict[str, Any] = {
     "one_step_returns": one_step_returns,
     "best_return": best_return,
     "greedy": greedy,
+    "greedy_action": greedy_action,
 }
 
 
@@ -48,6 +49,7 @@ def arguments(device: str = "cpu", states: int = 4, num_actions: int = 3) -> dic
         "one_step_returns": (*table, 0.9, 0.5),
         "best_return": (*table, 0.9, 0.5),
         "greedy": (*table, 0.9, 0.5, draw(states, num_actions).sigmoid()),
+        "greedy_action": (*table, 0.9, 0.5, draw(states, num_actions).sigmoid()),
     }
 
 

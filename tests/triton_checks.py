@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from psdrl.kernels import dispatch, triton_support, tune
-from psdrl.kernels.greedy import best_return, greedy, one_step_returns
+from psdrl.kernels.greedy import best_return, greedy, greedy_action, one_step_returns
 from psdrl.kernels.greedy.reference import greedy as greedy_oracle
 from psdrl.kernels.gru_actions import gru_actions
 from psdrl.kernels.gru_actions import reference as gru_reference
@@ -161,6 +161,8 @@ def test_greedy(num_actions: int, dtype: torch.dtype, with_lots: bool) -> None:
     assert num_actions == 1 or expected.ties.max() > 1
     assert torch.equal(one_step_returns(rewards, omega, values, 0.5, 0.4), result.returns)
     assert torch.equal(best_return(rewards, omega, values, 0.5, 0.4), result.best)
+    if lots is not None:
+        assert torch.equal(greedy_action(rewards, omega, values, 0.5, 0.4, lots), result.action)
 
 
 def test_greedy_ties_are_those_of_isclose() -> None:

@@ -40,6 +40,15 @@ _greedy = dispatch.operation(
 )
 
 
+greedy_action = dispatch.operation(
+    "greedy_action(Tensor rewards, Tensor omega, Tensor values, float discount, float threshold, Tensor lots)"
+    " -> Tensor",
+    __name__,
+    aten.greedy_action,
+    lambda rewards, *_: rewards.new_empty(rewards.shape[0], dtype=torch.int64),
+)
+
+
 def greedy(
     rewards: Tensor, omega: Tensor, values: Tensor, discount: float, threshold: float, lots: Tensor | None = None
 ) -> Greedy:
@@ -47,4 +56,4 @@ def greedy(
     return Greedy(*_greedy(rewards, omega, values, discount, threshold, lots))
 
 
-__all__ = ["Greedy", "best_return", "greedy", "one_step_returns"]
+__all__ = ["Greedy", "best_return", "greedy", "greedy_action", "one_step_returns"]

@@ -45,3 +45,10 @@ def greedy(
     else:
         gap = torch.full_like(best, torch.inf)
     return Greedy(returns, best, action, gap, close.sum(1))
+
+
+def greedy_action(
+    rewards: Tensor, omega: Tensor, values: Tensor, discount: float, threshold: float, lots: Tensor
+) -> Tensor:
+    """Only the chosen actions (n,) of `greedy`, for acting (Eq. 8)."""
+    return greedy(rewards, omega, values, discount, threshold, lots).action

@@ -144,3 +144,12 @@ def greedy(
     )
     _launch(rewards, omega, values, discount, threshold, lots, result)
     return result
+
+
+def greedy_action(
+    rewards: Tensor, omega: Tensor, values: Tensor, discount: float, threshold: float, lots: Tensor
+) -> Tensor:
+    """(n,); see `reference`. Any strides."""
+    action = rewards.new_empty(len(rewards), dtype=torch.int64)
+    _launch(rewards, omega, values, discount, threshold, lots, (None, None, action, None, None))
+    return action

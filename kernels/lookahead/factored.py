@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from psdrl.kernels.greedy import Greedy, best_return, greedy, one_step_returns
+from psdrl.kernels.greedy import best_return, greedy_action, one_step_returns
 from psdrl.kernels.gru_actions import gru_actions
 from psdrl.kernels.linear_tanh import linear, linear_tanh
 from psdrl.kernels.lookahead.reference import Lookahead
@@ -103,9 +103,9 @@ class Predictions(NamedTuple):
         """The largest return (n,), for planning."""
         return best_return(self.rewards, self.omega, self.values(value), discount, self.threshold)
 
-    def greedy(self, value: TanhNet, discount: float, lots: Tensor | None = None) -> Greedy:
-        """Returns, best action, gap and ties, for acting; `lots` (n, A) break ties, see `psdrl.kernels.greedy`."""
-        return greedy(self.rewards, self.omega, self.values(value), discount, self.threshold, lots)
+    def action(self, value: TanhNet, discount: float, lots: Tensor) -> Tensor:
+        """The best action (n,), for acting; `lots` (n, A) break ties, see `psdrl.kernels.greedy`."""
+        return greedy_action(self.rewards, self.omega, self.values(value), discount, self.threshold, lots)
 
 
 def predict(model: Folded, termination: TanhNet, latents: Tensor, hidden: Tensor, threshold: float) -> Predictions:
