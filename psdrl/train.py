@@ -18,6 +18,7 @@ from psdrl.checkpoint import check_same, latest, restore, write_config
 from psdrl.config import Config
 from psdrl.envs import make_env
 from psdrl.errors import UserError
+from psdrl.kernels import dispatch, posterior
 from psdrl.log import RunLog
 from psdrl.loop import train
 
@@ -117,11 +118,23 @@ def _summary(console: Console, agent: Agent, why_preset: str, checkpoint: Path |
         "preset": f"{config.preset} ({why_preset})",
         "device": f"{agent.device}, compile {'on' if config.compile else 'off'}",
         "parameters": f"{sum(counts.values()):,} ({parameters})",
+        "kernels": _kernels(agent.device),
         "logdir": f"{config.logdir}" + (f", resumed at step {agent.step}" if checkpoint else ""),
     }
     for name, value in rows.items():
         table.add_row(f"[bold]{name}", value)
     console.print(table, highlight=False)
+
+
+def _kernels(device: torch.device) -> str:
+    """Which backends serve on this device, and why better ones do not."""
+    serving = {choice.backend: choice.refused for choice in dispatch.explain(device).values()}
+    lookahead = "; ".join(
+        " ".join([name, *(f"({other} refused: {why})" for other, why in refused.items())])
+        for name, refused in serving.items()
+    )
+    reason = posterior.unavailable(device)
+    return f"lookahead {lookahead}; posterior " + ("csrc" if reason is None else f"PyTorch ({reason})")
 
 
 def _forecast(console: Console, agent: Agent) -> None:
