@@ -107,6 +107,7 @@ setup(
         "psdrl",
         "psdrl.envs",
         "psdrl.kernels",
+        "psdrl.kernels.convolution",
         "psdrl.kernels.greedy",
         "psdrl.kernels.gru_actions",
         "psdrl.kernels.linear_tanh",

@@ -1,18 +1,41 @@
 """A baseline of our own writing with the structure of the authors' released code.
 
 Frames are encoded again at every use, networks run one time step at a time, every action has a forward-model call of
-its own, episodes are padded to the longest, and the posterior has one mean per output. It computes the same numbers
-as the plain path with the paper's sampling rule; only the structure is theirs.
+its own, episodes are padded to the longest, and the posterior has one mean per output, all in PyTorch's default layout
+and with its default optimiser. Where that is what the plain path does, the plain path's functions serve. It computes
+the same numbers with the paper's sampling rule; only the structure is theirs.
 """
 
 import torch
 
+from psdrl.agent import Agent
 from psdrl.config import Config
-from psdrl.models import Models
-from psdrl.plain import EncodeOnUse, train_autoencoder, train_forward, train_value
+from psdrl.kernels.convolution import GemmConv2d, GemmConvTranspose2d
+from psdrl.learning import make_optimisers
+from psdrl.models import Autoencoder, Models
+from psdrl.plain import EncodeOnUse
 from psdrl.replay import Replay
 
-__all__ = ["EncodeOnUse", "posterior_mean", "train_autoencoder", "train_forward", "train_value"]
+
+class DefaultLayout(Autoencoder):
+    """The autoencoder in PyTorch's default memory layout, as the released code has it."""
+
+    def images(self, observations: torch.Tensor) -> torch.Tensor:
+        """Observations as numbers in [0, 1], channels first."""
+        return observations.to(next(self.parameters()).dtype) / 255
+
+
+def as_published(agent: Agent) -> Agent:
+    """Put an agent's autoencoder into the default layout, and give it the optimisers PyTorch gives by default."""
+    autoencoder = agent.models.autoencoder
+    assert isinstance(autoencoder, Autoencoder)
+    autoencoder.__class__ = DefaultLayout
+    for layer in autoencoder.modules():
+        if isinstance(layer, (GemmConv2d, GemmConvTranspose2d)):
+            layer.__class__ = type(layer).__base__  # type: ignore[assignment]  # ATen's convolution
+    autoencoder.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    agent.optimisers = make_optimisers(agent.models, agent.config, fused=False)
+    return agent
 
 
 @torch.no_grad()

@@ -21,7 +21,9 @@ def test_forecast(benchmark, preset):
     start = time.perf_counter()
     agent.update()
     measured = time.perf_counter() - start
-    predicted = {name: work.seconds(device) for name, work in update_work(agent.config, agent.spec, TRANSITIONS).items()}
+    predicted = {
+        name: work.seconds(device) for name, work in update_work(agent.config, agent.spec, TRANSITIONS).items()
+    }
     for name, seconds in predicted.items():
         print(f"\n{name}: predicted {seconds:.3f} s, measured {times[name]:.3f} s", end="")
     total = sum(predicted.values())

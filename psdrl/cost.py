@@ -17,7 +17,8 @@ from rich.table import Table
 from psdrl.config import Config, Preset
 from psdrl.envs.vector import EnvSpec
 from psdrl.errors import UserError
-from psdrl.models import TanhNet
+from psdrl.learning import autoencoder_loss
+from psdrl.models import Autoencoder, TanhNet
 from psdrl.presets import preset
 
 Precision = Literal["fp32", "tf32", "bf16"]
@@ -27,7 +28,9 @@ class Device(NamedTuple):
     """What a device can do. A CPU starts an operation, then computes it; a GPU computes while the next is started."""
 
     name: str
-    flops: float  # per second, in matrix products of the networks
+    flops: float  # per second, in matrix products of many rows
+    gradient: float  # per second, in gradient steps on B rows
+    convolution: float  # per second, in gradient steps of the autoencoder
     flops64: float  # per second, float64
     bandwidth: float  # bytes per second
     launch: float  # seconds per operation
@@ -49,19 +52,37 @@ LAUNCH = 4e-6
 def data_sheet(name: str, precision: Precision = "tf32") -> Device:
     """A device from its data sheet: a prediction."""
     peak, peak64 = _PEAK[name][precision], _PEAK64[name]
-    return Device(name, REACHED * peak, REACHED * peak64, 0.8 * _BANDWIDTH[name], LAUNCH, measured=False)
+    rate = REACHED * peak
+    return Device(name, rate, rate, rate, REACHED * peak64, 0.8 * _BANDWIDTH[name], LAUNCH, measured=False)
 
 
-def measure_here(width: int, rows: int) -> Device:
-    """This machine's CPU: a GEMM of the run's own size, a copy larger than the caches, a tiny operation."""
+def gemm_peak(width: int, rows: int) -> float:
+    """Floating-point operations per second of rows x width x width products in float32, on this CPU."""
     x, w = torch.randn(rows, width), torch.randn(width, width)
-    flops = 2 * rows * width * width / _best(lambda: x @ w.T)
+    return 2 * rows * width * width / _best(lambda: x @ w.T)
+
+
+def measure_here(config: Config, spec: EnvSpec) -> Device:
+    """This machine's CPU: layers, gradient steps and convolutions of the run's own sizes, a copy larger than the
+    caches, a tiny operation."""
+    width, batch = config.forward.units, config.replay.batch
+    rows = min(config.chunk_rows, 4096, batch * config.value.target_every * spec.num_actions)
+    x, w = torch.randn(rows, width), torch.randn(width, width)
+    flops = 2 * rows * width * width / _best(lambda: (x @ w.T).tanh_())
+    net, states = TanhNet(width, width, 4), torch.randn(batch, width)
+    gradient = 6 * batch * _tanh_net(width, width, 4) / _best(lambda: net(states).square().mean().backward())
+    convolution = flops
+    if spec.kind == "image":
+        autoencoder = Autoencoder(spec.shape, config.autoencoder)
+        frames = torch.zeros(min(40, config.replay.length), *spec.shape, dtype=torch.uint8)
+        macs = sum(_convolutions(config, spec)[:2])
+        convolution = 6 * len(frames) * macs / _best(lambda: autoencoder_loss(autoencoder, frames, "sum").backward())
     x64, w64 = x.double(), w.double()
     flops64 = 2 * rows * width * width / _best(lambda: x64 @ w64.T)
     launch = _best(_tiny_step()) / 50 / (2 * KERNELS["layer"] + KERNELS["step"])
     source, target = torch.zeros(1 << 25), torch.zeros(1 << 25)
     bandwidth = 2 * source.nbytes / _best(lambda: target.copy_(source))
-    return Device("here (cpu)", flops, flops64, bandwidth, launch, measured=True)
+    return Device("here (cpu)", flops, gradient, convolution, flops64, bandwidth, launch, measured=True)
 
 
 def _tiny_step() -> Callable[[], object]:
@@ -93,6 +114,8 @@ class Work(NamedTuple):
     """Floating-point operations (two per multiply-add), bytes moved, kernels launched."""
 
     flops: float = 0.0
+    gradient: float = 0.0
+    convolution: float = 0.0
     flops64: float = 0.0
     bytes: float = 0.0
     launches: float = 0.0
@@ -100,13 +123,19 @@ class Work(NamedTuple):
     def __add__(self, other: tuple) -> "Work":
         return Work(*(a + b for a, b in zip(self, other, strict=True)))
 
+    @property
+    def total(self) -> float:
+        """All floating-point operations."""
+        return self.flops + self.gradient + self.convolution + self.flops64
+
     def times(self, count: float) -> "Work":
         """This work `count` times over."""
         return Work(*(a * count for a in self))
 
     def seconds(self, device: Device) -> float:
         """Arithmetic or memory, whichever takes longer; launches add to it on a CPU and hide behind it on a GPU."""
-        compute = self.flops / device.flops + self.flops64 / device.flops64
+        compute = self.flops / device.flops + self.gradient / device.gradient
+        compute += self.convolution / device.convolution + self.flops64 / device.flops64
         work, launches = max(compute, self.bytes / device.bandwidth), self.launches * device.launch
         return work + launches if device.measured else max(work, launches)
 
@@ -184,7 +213,7 @@ def _convolutions(config: Config, spec: EnvSpec) -> tuple[int, int, int, int]:
 
 def _gradient(rows: float, macs: int, parameters: int, kernels: float) -> Work:
     """A gradient step: forward, and twice that backward; Adam reads 4 and writes 3 numbers per parameter."""
-    return Work(6 * rows * macs, 0, 4 * parameters * (7 + 3), kernels)
+    return Work(gradient=6 * rows * macs, bytes=4 * parameters * (7 + 3), launches=kernels)
 
 
 # Operations, counted with a dispatch mode at the cpu preset: per layer and gradient step of a tanh network and of a
@@ -204,8 +233,9 @@ def update_work(config: Config, spec: EnvSpec, transitions: int) -> dict[str, Wo
         steps = config.autoencoder.iterations * r.batch
         depth = 2 * len(config.autoencoder.channels) + 2 * bool(config.autoencoder.latent)
         kernels = KERNELS["convolution"] * depth + step
-        work["autoencoder"] = _gradient(r.length, s.autoencoder, p["autoencoder"], kernels).times(steps)
-        work["encoding"] = Work(2 * s.encoder * transitions)
+        one = Work(0, 0, 6 * r.length * s.autoencoder, 0, 4 * p["autoencoder"] * (7 + 3), kernels)
+        work["autoencoder"] = one.times(steps)
+        work["encoding"] = Work(convolution=2 * s.encoder * transitions)
     window = config.forward.window
     windows = config.forward.iterations * -(-r.length // window)
     depth = config.forward.layers + config.termination.layers
@@ -216,20 +246,17 @@ def update_work(config: Config, spec: EnvSpec, transitions: int) -> dict[str, Wo
     ).times(windows)  # fmt: skip
     k, outputs = s.features, s.latent + 1
     features = s.forward - k * outputs
-    gram = Work(
-        2 * features * transitions,
-        2 * transitions * k * (k + outputs),
-        0,
-        KERNELS["gru_scan"] * min(transitions, EPISODE),
-    )
-    solve = Work(0, 2 * k**3 + 6 * k * k * outputs, 8 * 4 * k * k, 50)
+    scan = KERNELS["gru_scan"] * min(transitions, EPISODE)
+    sums = 2 * transitions * k * (k / 2 + outputs)  # one triangle
+    gram = Work(flops=2 * features * transitions, flops64=sums, launches=scan)
+    solve = Work(flops64=2 * k**3 + 6 * k * k * outputs, bytes=8 * 4 * k * k, launches=50)
     work["posterior"] = gram + solve if config.rule != "none" else Work()
     steps = config.value.iterations * r.length * (4 if config.algo == "fresh-value" else 1)
     ahead = 2 * r.batch * (s.state + s.actions * (s.action + s.termination + s.value))
     predictions = KERNELS["predict"] * s.actions * r.batch / min(config.chunk_rows, rows * s.actions)
     targets = 4 * config.value.layers / config.value.target_every
     gradient = _gradient(r.batch, s.value, p["value"], layer * config.value.layers + step)
-    work["value"] = (Work(ahead, 0, 0, predictions + targets) + gradient).times(steps)
+    work["value"] = (Work(flops=ahead, launches=predictions + targets) + gradient).times(steps)
     return work
 
 
@@ -238,7 +265,7 @@ def act_work(config: Config, spec: EnvSpec) -> Work:
     s = Sizes.of(config, spec)
     weights = s.state + s.action + s.termination + s.value + (s.parameters.get("autoencoder", 0) // 2)
     flops = 2 * config.num_envs * (s.encoder + s.state + s.actions * (s.action + s.termination + s.value))
-    return Work(flops, 0, 4 * weights, KERNELS["act"])
+    return Work(flops=flops, bytes=4 * weights, launches=KERNELS["act"])
 
 
 def memory(config: Config, spec: EnvSpec) -> dict[str, float]:
@@ -319,8 +346,7 @@ def duration(seconds: float) -> str:
 def device_for(name: str, config: Config, spec: EnvSpec, precision: Precision = "tf32") -> Device:
     """`here`, measured at the run's own width; or a data sheet."""
     if name == "here":
-        rows = min(config.chunk_rows, config.replay.batch * config.value.target_every * spec.num_actions)
-        return measure_here(config.forward.units, min(rows, 4096))
+        return measure_here(config, spec)
     if name not in _PEAK:
         raise UserError(f"No figures for device {name!r}: use here, a100 or h100.")
     return data_sheet(name, precision)
@@ -371,13 +397,13 @@ def report(console: Console, config: Config, spec: EnvSpec, device: Device, prec
     for name, seconds in f.seconds.items():
         if name in work:
             w = work[name]
-            cells = (f"{w.seconds(device):.3g}", f"{(w.flops + w.flops64) / 1e12:.3g}", f"{w.launches:.0f}")
+            cells = (f"{w.seconds(device):.3g}", f"{w.total / 1e12:.3g}", f"{w.launches:.0f}")
         else:
             cells = ("", "", "")
         table.add_row(name, cells[0], f"{seconds / 3600:.3g}", cells[1], cells[2])
     total = sum((w for w in work.values()), Work())
     per_update = sum(w.seconds(device) for w in work.values())
-    table.add_row("total", f"{per_update:.3g}", f"{f.hours:.3g}", f"{(total.flops + total.flops64) / 1e12:.3g}", "")
+    table.add_row("total", f"{per_update:.3g}", f"{f.hours:.3g}", f"{total.total / 1e12:.3g}", "")
     console.print(table)
     parts = ", ".join(f"{name} {size / 1e9:.2g}" for name, size in f.bytes.items())
     console.print(f"memory: {sum(f.bytes.values()) / 1e9:.2g} GB ({parts})", highlight=False, soft_wrap=True)

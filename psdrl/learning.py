@@ -28,7 +28,7 @@ class Latents(Protocol):
         """z (..., Z) of slots (...)."""
 
 
-def make_optimisers(models: Models, config: Config) -> Optimisers:
+def make_optimisers(models: Models, config: Config, fused: bool = True) -> Optimisers:
     """One Adam per network; vector observations have no autoencoder to train."""
     networks: dict[str, tuple[nn.Module, float]] = {
         "forward": (models.forward_model, config.forward.learning_rate),
@@ -37,7 +37,7 @@ def make_optimisers(models: Models, config: Config) -> Optimisers:
     }
     if isinstance(models.autoencoder, Autoencoder):
         networks["autoencoder"] = (models.autoencoder, config.autoencoder.learning_rate)
-    return {name: torch.optim.Adam(net.parameters(), lr, fused=True) for name, (net, lr) in networks.items()}
+    return {name: torch.optim.Adam(net.parameters(), lr, fused=fused) for name, (net, lr) in networks.items()}
 
 
 def gradient_step(optimisers: tuple[torch.optim.Optimizer, ...], loss: Tensor) -> None:

@@ -8,7 +8,7 @@ from psdrl.cost import Device, Sizes, Work, act_work, data_sheet, forecast, upda
 from psdrl.envs.vector import EnvSpec
 
 PONG = EnvSpec("Pong", "image", (1, 64, 64), "uint8", 6, "none")
-SLOW = Device("test", 1e9, 1e9, 1e9, 1e-6, measured=True)
+SLOW = Device("test", 1e9, 1e9, 1e9, 1e9, 1e9, 1e-6, measured=True)
 
 
 @pytest.mark.parametrize("name", ["paper", "cpu", "debug"])
@@ -40,14 +40,14 @@ def test_a_value_step_at_the_papers_size():
     """41.9 GMAC by hand: 125 states, 750 rows, a gradient step of 3 x 21M on 125 rows."""
     work = update_work(configure(game="Pong", preset="paper", device="cpu"), PONG, 0)["value"]
     rows = 125 * 8_718_768 + 750 * (15_762_084 + 7_079_424 + 21_015_348) + 3 * 125 * 21_015_348
-    assert work.flops / 750 == pytest.approx(2 * rows)
+    assert work.total / 750 == pytest.approx(2 * rows)
 
 
 def test_work_is_linear_in_the_buffer_and_in_actions():
     config = configure(game="Pong", preset="paper", device="cpu")
     a, b, c = (update_work(config, PONG, n) for n in (0, 1000, 2000))
     for name in a:
-        assert c[name].flops - b[name].flops == pytest.approx(b[name].flops - a[name].flops)
+        assert c[name].total - b[name].total == pytest.approx(b[name].total - a[name].total)
     one, two, three = (
         act_work(config, EnvSpec("Pong", "image", (1, 64, 64), "uint8", n, "none")).flops for n in (1, 2, 3)
     )
@@ -55,11 +55,11 @@ def test_work_is_linear_in_the_buffer_and_in_actions():
 
 
 def test_seconds_take_the_slower_of_arithmetic_and_memory():
-    assert Work(2e9, 0, 1e9, 0).seconds(SLOW) == pytest.approx(2)
-    assert Work(1e9, 1e9, 3e9, 0).seconds(SLOW) == pytest.approx(3)
-    assert Work(1e9, 0, 0, 1e6).seconds(SLOW) == pytest.approx(2)  # a CPU pays launches on top
+    assert Work(flops=1e9, gradient=1e9, bytes=1e9).seconds(SLOW) == pytest.approx(2)
+    assert Work(flops64=1e9, convolution=1e9, bytes=3e9).seconds(SLOW) == pytest.approx(3)
+    assert Work(flops=1e9, launches=1e6).seconds(SLOW) == pytest.approx(2)  # a CPU pays launches on top
     gpu = SLOW._replace(measured=False)
-    assert Work(1e9, 0, 0, 5e5).seconds(gpu) == pytest.approx(1)  # a GPU hides them
+    assert Work(flops=1e9, launches=5e5).seconds(gpu) == pytest.approx(1)  # a GPU hides them
 
 
 def test_updates_of_a_paper_run():

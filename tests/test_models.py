@@ -1,4 +1,4 @@
-"""Networks: patch convolutions against ATen's, shapes of the paper's architecture, the value network's gradient."""
+"""Networks: convolutions by products against ATen's, the paper's architecture, the value network's gradient."""
 
 import pytest
 import torch
@@ -6,7 +6,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from psdrl import configure
-from psdrl.models import Autoencoder, PatchConv2d, PatchConvTranspose2d, TanhNet
+from psdrl.kernels.convolution import GemmConv2d, GemmConvTranspose2d
+from psdrl.models import Autoencoder, TanhNet
 from psdrl.planning import value_gradient
 
 
@@ -14,21 +15,26 @@ def grads(output, tensors):
     return torch.autograd.grad(output.square().sum(), tensors)
 
 
-@pytest.mark.parametrize("size", [8, 11])
-def test_patch_convolution_is_a_convolution(size):
-    layer = PatchConv2d(3, 5, 4, 4).double()
+@pytest.mark.parametrize(
+    ("kernel", "stride", "size"), [(4, 2, 6), (4, 4, 8), (4, 4, 11), (5, 2, 9), (3, 1, 3), (1, 1, 1)]
+)
+def test_convolution_by_products_is_atens(kernel, stride, size):
+    layer = GemmConv2d(3, 5, kernel, stride).double()
     x = torch.randn(2, 3, size, size, dtype=torch.float64, requires_grad=True)
-    expected = F.conv2d(x, layer.weight, layer.bias, stride=4)
+    expected = F.conv2d(x, layer.weight, layer.bias, stride=stride)
     torch.testing.assert_close(layer(x), expected)
     tensors = (x, layer.weight, layer.bias)
     for gradient, other in zip(grads(layer(x), tensors), grads(expected, tensors), strict=True):
         torch.testing.assert_close(gradient, other)
 
 
-def test_patch_transposed_convolution_is_one():
-    layer = PatchConvTranspose2d(6, 2, 4, 4).double()
-    x = torch.randn(3, 6, 5, 5, dtype=torch.float64, requires_grad=True)
-    expected = F.conv_transpose2d(x, layer.weight, layer.bias, stride=4)
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding"), [(4, 2, 0), (4, 4, 0), (5, 2, 1), (4, 4, 2), (3, 1, 0)], ids=str
+)
+def test_transposed_convolution_by_products_is_atens(kernel, stride, padding):
+    layer = GemmConvTranspose2d(6, 2, kernel, stride, output_padding=padding).double()
+    x = torch.randn(3, 6, 5, 4, dtype=torch.float64, requires_grad=True)
+    expected = F.conv_transpose2d(x, layer.weight, layer.bias, stride=stride, output_padding=padding)
     torch.testing.assert_close(layer(x), expected)
     tensors = (x, layer.weight, layer.bias)
     for gradient, other in zip(grads(layer(x), tensors), grads(expected, tensors), strict=True):

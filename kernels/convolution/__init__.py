@@ -1,0 +1,5 @@
+"""Convolutions as matrix products, for the shapes at which oneDNN is slow on a CPU (see `gemm.py`)."""
+
+from psdrl.kernels.convolution.gemm import FEW_PIXELS, GemmConv2d, GemmConvTranspose2d
+
+__all__ = ["FEW_PIXELS", "GemmConv2d", "GemmConvTranspose2d"]
