@@ -21,7 +21,8 @@ from bench import published
 from bench.workload import make_agent, shortened
 from psdrl import learning, plain, planning, posterior
 from psdrl.agent import Agent
-from psdrl.cost import Sizes, gemm_peak, measure_here
+from psdrl.cost import gemm_peak, measure_here
+from psdrl.sizes import Sizes
 
 Unit = Literal["autoencoder_step", "forward_step", "posterior", "value_step", "act"]
 UNITS: tuple[Unit, ...] = ("autoencoder_step", "forward_step", "posterior", "value_step", "act")

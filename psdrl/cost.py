@@ -7,7 +7,6 @@ can do. `here` measures this machine; the figures of devices nobody measured are
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import torch
@@ -20,6 +19,7 @@ from psdrl.errors import UserError
 from psdrl.learning import autoencoder_loss
 from psdrl.models import Autoencoder, TanhNet
 from psdrl.presets import preset
+from psdrl.sizes import Sizes, convolutions, tanh_net
 
 Precision = Literal["fp32", "tf32", "bf16"]
 
@@ -70,12 +70,12 @@ def measure_here(config: Config, spec: EnvSpec) -> Device:
     x, w = torch.randn(rows, width), torch.randn(width, width)
     flops = 2 * rows * width * width / _best(lambda: (x @ w.T).tanh_())
     net, states = TanhNet(width, width, 4), torch.randn(batch, width)
-    gradient = 6 * batch * _tanh_net(width, width, 4) / _best(lambda: net(states).square().mean().backward())
+    gradient = 6 * batch * tanh_net(width, width, 4) / _best(lambda: net(states).square().mean().backward())
     convolution = flops
     if spec.kind == "image":
         autoencoder = Autoencoder(spec.shape, config.autoencoder)
         frames = torch.zeros(min(40, config.replay.length), *spec.shape, dtype=torch.uint8)
-        macs = sum(_convolutions(config, spec)[:2])
+        macs = sum(convolutions(config, spec)[:2])
         convolution = 6 * len(frames) * macs / _best(lambda: autoencoder_loss(autoencoder, frames, "sum").backward())
     x64, w64 = x.double(), w.double()
     flops64 = 2 * rows * width * width / _best(lambda: x64 @ w64.T)
@@ -138,77 +138,6 @@ class Work(NamedTuple):
         compute += self.convolution / device.convolution + self.flops64 / device.flops64
         work, launches = max(compute, self.bytes / device.bandwidth), self.launches * device.launch
         return work + launches if device.measured else max(work, launches)
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Multiply-adds per row and parameters of each network."""
-
-    latent: int
-    hidden: int
-    features: int
-    actions: int
-    encoder: int  # multiply-adds per frame
-    autoencoder: int
-    forward: int  # multiply-adds per row, GRU included
-    state: int  # of these: once per state in the factored lookahead
-    action: int  # per state and action in the folded lookahead
-    termination: int
-    value: int
-    parameters: dict[str, int]
-
-    @classmethod
-    def of(cls, config: Config, spec: EnvSpec) -> "Sizes":
-        """Count what `psdrl.models` builds."""
-        encoder, decoder, latent, ae_parameters = _convolutions(config, spec)
-        f, hidden, actions = config.forward, config.forward.recurrent, spec.num_actions
-        widths = [hidden + latent + actions] + [f.units] * (f.layers - 1)
-        inner = [a * b for a, b in pairwise(widths)]
-        gru = 3 * hidden * (latent + actions + hidden)
-        output = f.units * (latent + 1)
-        linear_tail = f.feature_activation == "linear"
-        # Factored: projections of z and h once per state; per action h' enters the first layer; the last linear
-        # layer is folded into the output layer.
-        state = 3 * hidden * (latent + hidden) + latent * f.units
-        action = hidden * f.units + sum(inner[1 : len(inner) - linear_tail]) + output
-        termination = _tanh_net(latent, config.termination.units, config.termination.layers)
-        value = _tanh_net(latent + hidden, config.value.units, config.value.layers)
-        parameters = {"forward": gru + sum(inner) + output, "termination": termination, "value": value}
-        if ae_parameters:
-            parameters["autoencoder"] = ae_parameters
-        return cls(
-            latent, hidden, f.units, actions, encoder, encoder + decoder, gru + sum(inner) + output, state, action,
-            termination, value, parameters,
-        )  # fmt: skip
-
-
-def _tanh_net(inputs: int, units: int, layers: int) -> int:
-    widths = [inputs] + [units] * (layers - 1) + [1]
-    return sum(a * b for a, b in pairwise(widths))
-
-
-def _convolutions(config: Config, spec: EnvSpec) -> tuple[int, int, int, int]:
-    """Multiply-adds per frame of encoder and decoder, the latent size, and parameters."""
-    if spec.kind == "vector":
-        return 0, 0, spec.shape[0], 0
-    c, size, channels = config.autoencoder, spec.shape[1], spec.shape[0]
-    encoder = decoder = parameters = 0
-    for outputs, kernel, stride in zip(c.channels, c.kernels, c.strides, strict=True):
-        size = (size - kernel) // stride + 1
-        encoder += size * size * outputs * channels * kernel * kernel
-        parameters += outputs * channels * kernel * kernel
-        channels = outputs
-    flat = channels * size * size
-    if c.latent:
-        encoder, decoder, parameters = encoder + flat * c.latent, flat * c.latent, parameters + 2 * flat * c.latent
-    for inputs, outputs, kernel, stride in zip(
-        reversed(c.channels), [*reversed(c.channels[:-1]), spec.shape[0]], c.decoder_kernels, reversed(c.strides),
-        strict=True,
-    ):  # fmt: skip
-        decoder += size * size * inputs * outputs * kernel * kernel  # each input cell spreads over a kernel
-        size = (size - 1) * stride + kernel
-        parameters += inputs * outputs * kernel * kernel
-    return encoder, decoder, c.latent or flat, parameters
 
 
 def _gradient(rows: float, macs: int, parameters: int, kernels: float) -> Work:

@@ -4,8 +4,9 @@ import pytest
 
 from psdrl import configure
 from psdrl.agent import Agent
-from psdrl.cost import Device, Sizes, Work, act_work, data_sheet, forecast, update_steps, update_work
+from psdrl.cost import Device, Work, act_work, data_sheet, forecast, update_steps, update_work
 from psdrl.envs.vector import EnvSpec
+from psdrl.sizes import Sizes
 
 PONG = EnvSpec("Pong", "image", (1, 64, 64), "uint8", 6, "none")
 SLOW = Device("test", 1e9, 1e9, 1e9, 1e9, 1e9, 1e-6, measured=True)
