@@ -115,7 +115,7 @@ at::Tensor linear_rows(const at::Tensor& x, const at::Tensor& weight, const std:
   const float* pw = w.const_data_ptr<float>();
   const float* pb = bias ? b.const_data_ptr<float>() : nullptr;
   float* py = y.mutable_data_ptr<float>();
-  // Waking a second thread takes as long as about 2^19 multiply-adds (10 us); whole groups of four outputs each.
+  // A second thread from 2^19 multiply-adds on: at the cpu preset, below that, a call fell from 31 to 18 us without it.
   const int64_t grain = ((int64_t{1} << 19) / std::max<int64_t>(1, r * k) / 4 + 1) * 4;
   at::parallel_for(0, n, grain,
                    [&](int64_t begin, int64_t end) { outputs(px, pw, pb, py, r, k, n, begin, end); });

