@@ -1,10 +1,11 @@
 // Sums of Eq. 4 on the CPU: gram (k, k) += w Phi^T Phi, lower triangle, and cross (k, o) += w Phi^T T.
 //
 // float64 products throughout: a float32 Gram matrix made the Cholesky factorisation fail at noise 1e-3 and prior 1e3
-// (smallest eigenvalue -3e-5, in float64 -2e-13). The gain is the triangle: row panels up to the diagonal, 54 % of gram's products at k = 2292. A thread computes whole panels
-// with single-threaded BLAS, the largest first: one barrier per chunk, and a sum's order does not depend on which thread
-// is faster. Panels of 192 rows run at the speed of the full product, 1.5x faster than it on one thread in all; square
-// tiles, from halving the triangle, gave 1.2x, panels that all threads share 1.2x on busy cores.
+// (smallest eigenvalue -3e-5, in float64 -2e-13). The gain is the triangle: row panels up to the diagonal, 54 % of
+// gram's products at k = 2292. A thread computes whole panels with single-threaded BLAS, the largest first: one barrier
+// per chunk, and a sum's order does not depend on which thread is faster. Panels of 192 rows run at the speed of the
+// full product, 1.5x faster than it on one thread in all; square tiles, from halving the triangle, gave 1.2x, panels
+// that all threads share 1.2x on busy cores.
 
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
