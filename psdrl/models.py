@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from psdrl.config import AutoencoderConfig, Config, ForwardConfig
 from psdrl.envs.vector import EnvSpec
 from psdrl.errors import UserError
-from psdrl.kernels.convolution import FEW_PIXELS, GemmConv2d, GemmConvTranspose2d
+from psdrl.kernels.convolution import FEW_PIXELS, GemmConv2d, GemmConvTranspose2d, from_tiles, tiles, to_tiles
 
 
 class Autoencoder(nn.Module):
@@ -61,18 +61,50 @@ class Autoencoder(nn.Module):
             back += [] if last else [nn.ReLU(inplace=True)]
         self.encoder, self.decoder = nn.Sequential(*layers), nn.Sequential(*back)
         self.latent_size = config.latent or flat_size
+        # First and last layer as products with the image's patches, if these tile it at both ends.
+        ends = {config.kernels[0], config.strides[0], config.decoder_kernels[-1]}
+        self.patch = config.strides[0] if len(ends) == 1 and height % config.strides[0] == 0 else 0
         # A gradient step at the paper's sizes on 2 CPU threads: 1.52 s in the default layout, 1.05 s in this one.
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def images(self, observations: Tensor) -> Tensor:
         """Observations (n, c, 64, 64) of uint8 as numbers in [0, 1]."""
+        return self._scaled(observations).to(memory_format=torch.channels_last)
+
+    def _scaled(self, observations: Tensor) -> Tensor:
         dtype = next(self.parameters()).dtype
-        images = observations / 255 if dtype == torch.get_default_dtype() else observations.to(dtype) / 255
-        return images.to(memory_format=torch.channels_last)
+        return observations / 255 if dtype == torch.get_default_dtype() else observations.to(dtype) / 255
 
     def encode(self, observations: Tensor) -> Tensor:
         """Latent states z (n, Z) of observations (n, c, 64, 64)."""
+        if self.patch:
+            return self._encode_patches(self._scaled(tiles(observations, self.patch)))
         return self.encoder(self.images(observations))
+
+    def reconstruct(self, observations: Tensor) -> tuple[Tensor, Tensor]:
+        """Observations (n, c, 64, 64) as numbers in [0, 1] and D(E(.)) of them, the pixels of both in the same order.
+
+        Where patches tile the image their order is the patches' own, which saves three copies of every frame."""
+        if not self.patch:
+            images = self.images(observations)
+            return images, self.decoder(self.encoder(images))
+        patches = self._scaled(tiles(observations, self.patch))
+        x = self._encode_patches(patches)
+        *inner, last = self.decoder
+        for layer in inner:
+            x = layer(x)
+        assert isinstance(last, nn.ConvTranspose2d)
+        assert last.bias is not None
+        return patches, to_tiles(x, last.weight, last.bias)
+
+    def _encode_patches(self, patches: Tensor) -> Tensor:
+        first, *rest = self.encoder
+        assert isinstance(first, nn.Conv2d)
+        assert first.bias is not None
+        x = from_tiles(patches, first.weight, first.bias)
+        for layer in rest:
+            x = layer(x)
+        return x
 
     def decode(self, latents: Tensor) -> Tensor:
         """Images (n, c, 64, 64) in [0, 1] from latent states (n, Z)."""

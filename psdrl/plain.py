@@ -10,7 +10,7 @@ from torch import Tensor
 
 from psdrl.config import Config
 from psdrl.kernels.lookahead import lookahead
-from psdrl.learning import Latents, Losses, Optimisers, Sampler, autoencoder_loss, forward_loss, gradient_step
+from psdrl.learning import Latents, Losses, Optimisers, Sampler, forward_loss, gradient_step
 from psdrl.models import Autoencoder, Models, SampledModel, value_of
 from psdrl.planning import copy_parameters
 from psdrl.posterior import Statistics
@@ -26,7 +26,17 @@ class EncodeOnUse:
     @torch.no_grad()
     def __getitem__(self, slots: Tensor) -> Tensor:
         """z (n, Z) of the observations in slots (n,)."""
-        return self.models.encode(self.replay.observations[slots])
+        autoencoder, observations = self.models.autoencoder, self.replay.observations[slots]
+        if isinstance(autoencoder, Autoencoder):
+            return autoencoder.encoder(autoencoder.images(observations))
+        return autoencoder.encode(observations)
+
+
+def autoencoder_loss(autoencoder: Autoencoder, observations: Tensor, reduction: str) -> Tensor:
+    """Eq. 1 for observations (n, c, 64, 64): squared error of the reconstruction, averaged over n."""
+    images = autoencoder.images(observations)
+    error = (autoencoder.decode(autoencoder.encoder(images)) - images).square().flatten(1)
+    return (error.sum(1) if reduction == "sum" else error.mean(1)).mean()
 
 
 def train_autoencoder(

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from psdrl import configure
-from psdrl.kernels.convolution import GemmConv2d, GemmConvTranspose2d
+from psdrl import configure, learning, plain
+from psdrl.kernels.convolution import GemmConv2d, GemmConvTranspose2d, from_tiles, tiles, to_tiles
 from psdrl.models import Autoencoder, TanhNet
 from psdrl.planning import value_gradient
 
@@ -39,6 +39,34 @@ def test_transposed_convolution_by_products_is_atens(kernel, stride, padding):
     tensors = (x, layer.weight, layer.bias)
     for gradient, other in zip(grads(layer(x), tensors), grads(expected, tensors), strict=True):
         torch.testing.assert_close(gradient, other)
+
+
+def test_layers_on_tiles_are_atens():
+    images = torch.randn(2, 3, 12, 8, dtype=torch.float64)
+    down, up = nn.Conv2d(3, 5, 4, 4).double(), nn.ConvTranspose2d(5, 3, 4, 4).double()
+    x = from_tiles(tiles(images, 4), down.weight, down.bias)
+    torch.testing.assert_close(x, down(images))
+    torch.testing.assert_close(to_tiles(x, up.weight, up.bias), tiles(up(x), 4))
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize("channels", [1, 2])
+def test_reconstruction_in_tiles(reduction, channels):
+    """The fast path's autoencoder and the oracle's: latent states, loss and gradient."""
+    autoencoder = Autoencoder((channels, 64, 64), configure(game="Pong", preset="cpu", device="cpu").autoencoder)
+    assert autoencoder.double().patch == 4
+    frames = torch.randint(0, 256, (3, channels, 64, 64), dtype=torch.uint8)
+    torch.testing.assert_close(autoencoder.encode(frames), autoencoder.encoder(autoencoder.images(frames)))
+    fast, oracle = (f(autoencoder, frames, reduction) for f in (learning.autoencoder_loss, plain.autoencoder_loss))
+    torch.testing.assert_close(fast, oracle)
+    parameters = list(autoencoder.parameters())
+    for gradient, expected in zip(grads(fast, parameters), grads(oracle, parameters), strict=True):
+        torch.testing.assert_close(gradient, expected)
+
+
+def test_linear_tanh_gradient():
+    x, weight, bias = (torch.randn(*shape, dtype=torch.float64).requires_grad_() for shape in ((5, 3), (4, 3), (4,)))
+    assert torch.autograd.gradcheck(learning.LinearTanh.apply, (x, weight, bias))
 
 
 def test_the_papers_autoencoder():

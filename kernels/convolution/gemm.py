@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 FEW_PIXELS = 3  # up to this side of the smaller image the product is faster than oneDNN
 
@@ -36,6 +37,23 @@ def image_of(patches: Tensor, kernel: int, stride: int, height: int, width: int)
             ends = y + (rows - 1) * stride + 1, x + (columns - 1) * stride + 1
             image[:, y : ends[0] : stride, x : ends[1] : stride] += parts[:, :, :, y, x]
     return image
+
+
+def tiles(images: Tensor, size: int) -> Tensor:
+    """Images (n, c, H, W) as patches (n, h, w, size * size * c) that tile them, each in order (y, x, channel)."""
+    count, channels, height, width = images.shape
+    blocks = images.view(count, channels, height // size, size, width // size, size)
+    return blocks.permute(0, 2, 4, 3, 5, 1).reshape(count, height // size, width // size, -1)
+
+
+def from_tiles(patches: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """A convolution whose stride is its kernel: patches (n, h, w, k * k * c), weight (o, c, k, k) -> (n, o, h, w)."""
+    return F.linear(patches, _matrix(weight), bias).permute(0, 3, 1, 2)
+
+
+def to_tiles(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """A transposed one: x (n, c, h, w), weight (c, o, k, k), bias (o,) -> patches (n, h, w, k * k * o)."""
+    return F.linear(x.permute(0, 2, 3, 1), _matrix(weight).T, bias.repeat(weight.shape[2] ** 2))
 
 
 class _Convolution(torch.autograd.Function):
