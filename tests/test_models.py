@@ -44,6 +44,8 @@ def test_transposed_convolution_by_products_is_atens(kernel, stride, padding):
 def test_layers_on_tiles_are_atens():
     images = torch.randn(2, 3, 12, 8, dtype=torch.float64)
     down, up = nn.Conv2d(3, 5, 4, 4).double(), nn.ConvTranspose2d(5, 3, 4, 4).double()
+    assert down.bias is not None
+    assert up.bias is not None
     x = from_tiles(tiles(images, 4), down.weight, down.bias)
     torch.testing.assert_close(x, down(images))
     torch.testing.assert_close(to_tiles(x, up.weight, up.bias), tiles(up(x), 4))
