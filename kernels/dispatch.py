@@ -99,11 +99,16 @@ class Operation:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def operation(schema: str, module: str, aten: F, fake: Callable[..., Any]) -> F:
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def operation(schema: str, module: str, aten: F, fake: Callable[..., Any], product: bool = False) -> F:
     """Register an operation of the package `module` and give the function to call.
 
     schema: as in torch.library, `name(Tensor x, ...) -> ...`; the first argument decides device and dtype.
     fake: the result's shapes and dtypes from the arguments'.
+    product: a matrix product, which runs in torch.autocast's dtype where that is on; others run in float32 there.
     """
     name = schema.partition("(")[0]
     entry = operations[name] = Operation(name, module, aten)
@@ -114,6 +119,10 @@ def operation(schema: str, module: str, aten: F, fake: Callable[..., Any]) -> F:
 
     @functools.wraps(aten)
     def call(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if torch.is_autocast_enabled(x.device.type):
+            dtype = torch.get_autocast_dtype(x.device.type) if product else torch.float32
+            x, args = _cast(x, dtype), tuple(_cast(value, dtype) for value in args)
+            kwargs = {name: _cast(value, dtype) for name, value in kwargs.items()}
         if entry.direct and x.is_cpu:
             return aten(x, *args, **kwargs)
         return entry.serve(x, *args, **kwargs)

@@ -6,8 +6,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from psdrl.kernels.lookahead import factored, reference
+from psdrl.models import SampledModel
 
 if TYPE_CHECKING:
     from psdrl.agent import Agent
@@ -27,6 +29,11 @@ class Actor:
         self.agent = agent
         self.hidden = torch.zeros(num_envs, agent.config.forward.recurrent, device=agent.device, dtype=agent.dtype)
         self.generator = torch.Generator(agent.device).manual_seed(seed)
+        decide = self._decide if agent.config.update_path == "fast" else self._decide_plainly
+        self._run = agent.execution.captured("act", decide, generators=(self.generator,))
+        self._model: SampledModel | None = None  # the one whose folding `_folded` holds
+        self._folded: factored.Folded | None = None
+        self._staging: Tensor | None = None  # pinned host memory, from which a GPU copies while the host goes on
 
     def start(self, started: NDArray[np.bool_]) -> None:
         """New episodes begin where `started` (N,): h <- 0 (line 21)."""
@@ -36,30 +43,46 @@ class Actor:
     @torch.no_grad()
     def act(self, observations: NDArray, epsilon: float) -> NDArray[np.int64]:
         """Actions (N,) for observations (N, ...), and h_{t+1} for the actions taken (lines 14, 15 and 17)."""
-        agent = self.agent
-        latents = agent.models.encode(torch.from_numpy(observations).to(agent.device))
-        decide = self._decide if agent.config.update_path == "fast" else self._decide_plainly
-        actions, next_hidden = decide(latents)
-        count, num_actions = next_hidden.shape[:2]
-        rows = torch.arange(count, device=agent.device)
-        lots = torch.rand(count, generator=self.generator, device=agent.device) < epsilon
-        random = torch.randint(num_actions, (count,), generator=self.generator, device=agent.device)
-        actions = torch.where(lots, random, actions)
-        advanced = next_hidden[rows, actions]
-        if agent.config.policy.random_action_hidden == "keep":
-            advanced = torch.where(lots[:, None], self.hidden, advanced)
-        self.hidden = advanced
+        self._fold()
+        chance = torch.full((), epsilon, device=self.hidden.device)
+        actions, self.hidden = self._run(self._on_device(observations), self.hidden, chance)
         return actions.cpu().numpy()
 
-    def _decide(self, latents: Tensor) -> tuple[Tensor, Tensor]:
-        """Greedy actions (N,) and h' of all actions (N, A, H) for latent states (N, Z)."""
-        agent, models, config = self.agent, self.agent.models, self.agent.config
-        model = factored.folded(models.forward_model, agent.model)
-        ahead = factored.predict(model, models.termination, latents, self.hidden, config.termination.threshold)
-        lots = torch.rand(ahead.rewards.shape, generator=self.generator, device=agent.device)
-        return ahead.action(models.value, config.value.discount, lots), ahead.latents_hidden[..., latents.shape[1] :]
+    def _fold(self) -> None:
+        """Fold a newly sampled model; into the same memory as the last one where graphs read it."""
+        agent = self.agent
+        if agent.model is self._model or agent.config.update_path != "fast":
+            return
+        self._model = agent.model
+        new = factored.folded(agent.models.forward_model, agent.model)
+        if self._folded is None or not agent.execution.graphs:
+            self._folded = pytree.tree_map_only(Tensor, Tensor.clone, new) if agent.execution.graphs else new
+            return
+        for old, x in zip(pytree.tree_leaves(self._folded), pytree.tree_leaves(new), strict=True):
+            if isinstance(x, Tensor):
+                old.copy_(x)
 
-    def _decide_plainly(self, latents: Tensor) -> tuple[Tensor, Tensor]:
+    def _on_device(self, observations: NDArray) -> Tensor:
+        """Observations where the networks are; pinned and not waited for on a GPU."""
+        source, device = torch.from_numpy(observations), self.agent.device
+        if device.type == "cpu":
+            return source
+        if self._staging is None or self._staging.shape != source.shape:
+            self._staging = torch.empty_like(source, pin_memory=True)
+        return self._staging.copy_(source).to(device, non_blocking=True)  # `act` ends by waiting for the actions
+
+    def _decide(self, observations: Tensor, hidden: Tensor, epsilon: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions (N,) and h_{t+1} (N, H) for observations (N, ...) and h_t."""
+        agent, models, config = self.agent, self.agent.models, self.agent.config
+        assert self._folded is not None
+        with agent.execution.autocast():
+            latents = models.encode(observations).to(hidden)
+            ahead = factored.predict(self._folded, models.termination, latents, hidden, config.termination.threshold)
+            lots = torch.rand(ahead.rewards.shape, generator=self.generator, device=agent.device)
+            actions = ahead.action(models.value, config.value.discount, lots)
+        return self._explore(actions, hidden, ahead.latents_hidden[..., latents.shape[1] :], epsilon)
+
+    def _decide_plainly(self, observations: Tensor, hidden: Tensor, epsilon: Tensor) -> tuple[Tensor, Tensor]:
         """The same by the oracle."""
         agent, models, config = self.agent, self.agent.models, self.agent.config
         ahead = reference.lookahead(
@@ -67,9 +90,21 @@ class Actor:
             agent.model,
             models.termination,
             models.value,
-            latents,
-            self.hidden,
+            models.encode(observations),
+            hidden,
             config.value.discount,
             config.termination.threshold,
         )
-        return greedy(ahead.returns, self.generator), ahead.hidden
+        return self._explore(greedy(ahead.returns, self.generator), hidden, ahead.hidden, epsilon)
+
+    def _explore(self, actions: Tensor, hidden: Tensor, next_hidden: Tensor, epsilon: Tensor) -> tuple[Tensor, Tensor]:
+        """Random actions with probability epsilon, and the hidden state of the actions taken, out of (N, A, H)."""
+        count, num_actions = next_hidden.shape[:2]
+        rows = torch.arange(count, device=hidden.device)
+        lots = torch.rand(count, generator=self.generator, device=hidden.device) < epsilon
+        random = torch.randint(num_actions, (count,), generator=self.generator, device=hidden.device)
+        actions = torch.where(lots, random, actions)
+        advanced = next_hidden[rows, actions]
+        if self.agent.config.policy.random_action_hidden == "keep":
+            advanced = torch.where(lots[:, None], hidden, advanced)
+        return actions, advanced

@@ -1,9 +1,7 @@
 """The agent: Algorithm 1 of the paper."""
 
 import json
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,17 +9,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from psdrl import learning, plain, planning, posterior
+from psdrl import learning, plain, planning, posterior, profiling
 from psdrl.acting import Actor
-from psdrl.compiling import check_compiler
 from psdrl.config import Config
 from psdrl.device import resolve_device
 from psdrl.envs.vector import EnvSpec, VectorEnv
+from psdrl.execution import Execution
 from psdrl.kernels import triton_support
-from psdrl.learning import make_optimisers
+from psdrl.learning import make_optimisers, restart
 from psdrl.models import Models, SampledModel
 from psdrl.planning import copy_parameters
 from psdrl.posterior import Posterior, as_model
+from psdrl.profiling import Phases
 from psdrl.replay import Batch, Replay
 
 TRANSFORMS: dict[str, Callable[[NDArray], NDArray]] = {
@@ -65,8 +64,7 @@ class Agent:
     def __init__(self, config: Config, spec: EnvSpec, dtype: torch.dtype = torch.float32) -> None:
         self.config, self.spec, self.dtype = config, spec, dtype
         self.device = resolve_device(config.device)
-        if config.compile:
-            check_compiler(self.device)
+        self.execution = Execution.of(config, self.device)
         seeds = [int(s) >> 1 for s in np.random.SeedSequence([config.seed, 2**16]).generate_state(5)]
         self.rng = np.random.default_rng(seeds[0])  # batches and new networks
         self.generator = torch.Generator(self.device).manual_seed(seeds[1])  # draws from the posterior
@@ -102,38 +100,30 @@ class Agent:
     def update(self, on_phase: Callable[[str], None] = lambda name: None) -> dict[str, float]:
         """Lines 6 to 12: learn the world model, update the posterior, sample a model, plan in it."""
         config, models, optimisers, replay = self.config, self.models, self.optimisers, self.replay
-        path = PATHS[config.update_path]
-        times: dict[str, float] = {}
-
-        @contextmanager
-        def phase(name: str) -> Iterator[None]:
-            on_phase(name)
-            start = time.perf_counter()
-            yield
-            times[f"time/{name}"] = time.perf_counter() - start
-
+        path, phase = PATHS[config.update_path], Phases(profiling.device_for(self.device), on_phase)
+        how = (self.execution,) if config.update_path == "fast" else ()
         with phase("autoencoder"):
-            losses = path.train_autoencoder(models, optimisers, replay, self.batch, config)  # line 6
+            losses = path.train_autoencoder(models, optimisers, replay, self.batch, config, *how)  # line 6
         with phase("encoding"):
-            latents = path.encode_buffer(models, replay, config.chunk_rows)
+            latents = path.encode_buffer(models, replay, config.chunk_rows, *how)
         with phase("forward"):
-            losses |= path.train_forward(models, optimisers, latents, self.batch, config)  # lines 7 and 8
+            losses |= path.train_forward(models, optimisers, latents, self.batch, config, *how)  # lines 7 and 8
         metrics: dict[str, float] = {}
         with phase("posterior"):
             if self.posterior.rule != "none":
-                data = path.buffer_statistics(models, replay, latents, config.chunk_rows)
+                data = path.buffer_statistics(models, replay, latents, config.chunk_rows, *how)
                 metrics = self.posterior.fit(data)  # line 9
         with phase("sample"):
             self.model = self.draw()  # lines 10 and 11
         with phase("value"):
             if config.algo == "fresh-value":
                 self._renew_value()
-            losses |= path.train_value(models, optimisers, latents, self.batch, self.model, config)  # line 12
+            losses |= path.train_value(models, optimisers, latents, self.batch, self.model, config, *how)  # line 12
         self.updates += 1
         return (
             {f"loss/{name}": float(loss) for name, loss in losses.items()}
             | {f"posterior/{name}": value for name, value in metrics.items()}
-            | times
+            | {f"time/{name}": seconds for name, seconds in phase.seconds().items()}
         )
 
     def batch(self) -> Batch:
@@ -151,7 +141,7 @@ class Agent:
         seed = int(self.rng.integers(2**31))
         fresh = self._initialised(lambda: Models(self.config, self.spec).value, seed)
         copy_parameters(fresh, self.models.value)
-        self.optimisers["value"].state.clear()
+        restart(self.optimisers["value"])
 
     def transform(self, rewards: NDArray) -> NDArray:
         """Rewards as they are stored."""
@@ -187,6 +177,7 @@ class Agent:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` gave."""
+        self.execution.forget()  # the optimisers' state moves
         self.models.load_state_dict(state["models"])
         for name, optimiser in self.optimisers.items():
             optimiser.load_state_dict(state["optimisers"][name])

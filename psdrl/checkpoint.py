@@ -23,7 +23,10 @@ from psdrl.config import Config
 from psdrl.errors import UserError
 
 # A resumed run may differ in these; everything else must be as it was.
-FREE = {"steps", "logdir", "resume", "device", "compile", "eval_every", "eval_episodes", "checkpoint_every"}
+FREE = {
+    *("steps", "logdir", "resume", "device", "compile", "cuda_graphs", "profile"),
+    *("eval_every", "eval_episodes", "checkpoint_every"),
+}
 
 
 def save(logdir: Path, agent: Agent) -> Path:

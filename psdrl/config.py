@@ -12,6 +12,7 @@ from psdrl.errors import UserError
 Preset = Literal["auto", "paper", "cpu", "deepsea", "minatar", "debug"]
 Algo = Literal["psdrl", "egreedy-exploit", "egreedy-explore", "fresh-value"]
 Rule = Literal["exact", "released", "none"]
+Precision = Literal["fp32", "tf32", "bf16"]
 
 
 @dataclass(frozen=True)
@@ -188,6 +189,14 @@ class Config:
     """auto, cpu, cuda or cuda:N; auto takes a GPU if there is one."""
     compile: bool = False
     """torch.compile the fast path's inner functions: a minute or two of warm-up, then faster."""
+    cuda_graphs: bool = True
+    """Replay the inner steps as CUDA graphs on a GPU: one launch per step. Has no effect on a CPU. [ours]"""
+    precision: Precision = "tf32"
+    """Of the networks' products and convolutions: float32, float32 storage with tf32 products on a GPU (a CPU computes
+    float32), or bfloat16. The posterior is always float64. [ours: bench/RESULTS.md, error of planning targets]"""
+    profile: str | None = None
+    """START:STOP brackets these updates, counted from 0, for nsys and ncu; on a CPU a trace for Perfetto is written
+    into logdir. See docs/profiling.md."""
     update_path: Literal["fast", "plain"] = "fast"
     """fast: exact reformulations, the same numbers up to float rounding. plain: the paper's loops, the oracle."""
     chunk_rows: int = 4096
@@ -226,6 +235,16 @@ class Config:
         """The sampling rule in force: the epsilon-greedy ablations never sample."""
         return "none" if self.algo.startswith("egreedy") else self.posterior.rule
 
+    @property
+    def profiled(self) -> range:
+        """The updates of --profile, counted from 0."""
+        if self.profile is None:
+            return range(0)
+        start, _, stop = self.profile.partition(":")
+        if not (start.isdigit() and stop.isdigit() and int(start) < int(stop)):
+            raise UserError(f"--profile {self.profile} must be START:STOP with START < STOP, e.g. 2:4 for two updates.")
+        return range(int(start), int(stop))
+
     def update_period(self, step: int) -> int:
         """Steps m between updates at this step."""
         return self.policy.update_every_early if step < self.policy.early_steps else self.policy.update_every
@@ -239,6 +258,7 @@ class Config:
 
     def check(self) -> None:
         """Refuse what cannot work, with one sentence that says what to do."""
+        _ = self.profiled
         if bool(self.game) == bool(self.env):
             raise UserError("Name one environment: --game GAME for Atari or --env ID for anything else.")
         if self.atari.noop_max < 1:

@@ -13,15 +13,13 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from psdrl.config import Config, Preset
+from psdrl.config import Config, Precision, Preset
 from psdrl.envs.vector import EnvSpec
 from psdrl.errors import UserError
 from psdrl.learning import autoencoder_loss
 from psdrl.models import Autoencoder, TanhNet
 from psdrl.presets import preset
 from psdrl.sizes import Sizes, convolutions, tanh_net
-
-Precision = Literal["fp32", "tf32", "bf16"]
 
 
 class Device(NamedTuple):

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from psdrl.compiling import compiled
 from psdrl.config import Config
+from psdrl.execution import EAGER, Execution, optimiser_state
 from psdrl.kernels.linear_tanh import linear_tanh
 from psdrl.models import Autoencoder, ForwardModel, Models, TanhNet, one_hot
 from psdrl.replay import Batch, Replay
@@ -40,16 +40,29 @@ def make_optimisers(models: Models, config: Config, fused: bool = True) -> Optim
     }
     if isinstance(models.autoencoder, Autoencoder):
         networks["autoencoder"] = (models.autoencoder, config.autoencoder.learning_rate)
-    return {name: torch.optim.Adam(net.parameters(), lr, fused=fused) for name, (net, lr) in networks.items()}
+    optimisers: Optimisers = {}
+    for name, (network, rate) in networks.items():
+        capturable = fused and next(network.parameters()).is_cuda
+        optimisers[name] = torch.optim.Adam(network.parameters(), rate, fused=fused, capturable=capturable)
+        restart(optimisers[name])
+    return optimisers
 
 
-def gradient_step(optimisers: tuple[torch.optim.Optimizer, ...], loss: Tensor) -> None:
-    """One step down the gradient of the loss, for one network or for several that share no parameters."""
-    for optimiser in optimisers:
-        optimiser.zero_grad(set_to_none=True)
+def restart(optimiser: torch.optim.Optimizer) -> None:
+    """Adam's state before its first step. It exists from the start and never moves, as CUDA graphs want it."""
+    for group in optimiser.param_groups:
+        for p in group["params"]:
+            state, device = optimiser.state[p], p.device if group["fused"] or group["capturable"] else "cpu"
+            state.setdefault("step", torch.zeros((), device=device)).zero_()
+            for name in ("exp_avg", "exp_avg_sq"):
+                state.setdefault(name, torch.zeros_like(p, memory_format=torch.preserve_format)).zero_()
+
+
+def gradient_step(optimiser: torch.optim.Optimizer, loss: Tensor) -> None:
+    """One step down the gradient of the loss."""
+    optimiser.zero_grad(set_to_none=True)
     loss.backward()
-    for optimiser in optimisers:
-        optimiser.step()
+    optimiser.step()
 
 
 def autoencoder_loss(autoencoder: Autoencoder, observations: Tensor, reduction: str) -> Tensor:
@@ -66,30 +79,43 @@ def forward_loss(prediction: Tensor, target: Tensor, reward_weight: float, reduc
 
 
 def train_autoencoder(
-    models: Models, optimisers: Optimisers, replay: Replay, sample: Sampler, config: Config
+    models: Models,
+    optimisers: Optimisers,
+    replay: Replay,
+    sample: Sampler,
+    config: Config,
+    execution: Execution = EAGER,
 ) -> Losses:
     """Line 6 of Algorithm 1: per iteration B gradient steps, each on the L observations of one sequence."""
     autoencoder = models.autoencoder
     if not isinstance(autoencoder, Autoencoder):
         return {}
-    losses = []
-    loss_of = compiled(autoencoder_loss, config.compile)
+    optimiser, loss_of = optimisers["autoencoder"], execution.compiled(autoencoder_loss)
+
+    def step(observations: Tensor) -> tuple[Tensor]:
+        with execution.autocast():
+            loss = loss_of(autoencoder, observations, config.loss_reduction)
+        gradient_step(optimiser, loss)
+        return (loss.detach(),)
+
+    run = execution.kept("autoencoder", step, lambda: optimiser_state(autoencoder, optimiser))
+    losses: list[Tensor] = []
     for _ in range(config.autoencoder.iterations):
         for slots in sample().slots[:, :-1]:
-            loss = loss_of(autoencoder, replay.observations[slots], config.loss_reduction)
-            gradient_step((optimisers["autoencoder"],), loss)
-            losses.append(loss.detach())
+            losses += run(replay.observations[slots])
     return {"autoencoder": torch.stack(losses).mean()} if losses else {}
 
 
 @torch.no_grad()
-def encode_buffer(models: Models, replay: Replay, chunk_rows: int) -> Tensor:
+def encode_buffer(models: Models, replay: Replay, chunk_rows: int, execution: Execution = EAGER) -> Tensor:
     """Latent states (slots, Z) of all stored observations, each encoded once; unused slots are zero."""
     like = next(models.forward_model.parameters())
     table = like.new_zeros(replay.num_slots, models.autoencoder.latent_size)
     # 256 frames make 47 MB of activations in the paper's first convolution; more are no faster.
     for slots in replay.stored_slots().split(min(chunk_rows, 256)):
-        table[slots] = models.encode(replay.observations[slots])
+        with execution.autocast():
+            latents = models.encode(replay.observations[slots])
+        table[slots] = latents.to(table)
     return table
 
 
@@ -100,9 +126,10 @@ def scan(forward_model: ForwardModel, inputs: Tensor, hidden: Tensor, batch_size
     """
     gru = forward_model.gru
     weights = [gru.weight_ih, gru.weight_hh, gru.bias_ih, gru.bias_hh]
-    if batch_sizes is None:
-        return torch.gru(inputs, hidden[None], weights, True, 1, 0.0, False, False, False)[0]
-    return torch.gru(inputs, batch_sizes, hidden[None], weights, True, 1, 0.0, False, False)[0]
+    with torch.autocast(inputs.device.type, enabled=False):  # errors of the recurrence add up over time
+        if batch_sizes is None:
+            return torch.gru(inputs, hidden[None], weights, True, 1, 0.0, False, False, False)[0]
+        return torch.gru(inputs, batch_sizes, hidden[None], weights, True, 1, 0.0, False, False)[0]
 
 
 class LinearTanh(torch.autograd.Function):
@@ -111,15 +138,17 @@ class LinearTanh(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         y = linear_tanh(x, weight, bias)
-        ctx.save_for_backward(x, weight, y)
+        ctx.save_for_backward(x.to(y.dtype), weight.to(y.dtype), y)
+        ctx.dtypes = x.dtype, weight.dtype
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
-        x, weight, y = ctx.saved_tensors
+        (x, weight, y), (inner, outer) = ctx.saved_tensors, ctx.dtypes
         delta = torch.ops.aten.tanh_backward(gradient, y)
-        return delta @ weight if ctx.needs_input_grad[0] else None, delta.T @ x, delta.sum(0)
+        onward = (delta @ weight).to(inner) if ctx.needs_input_grad[0] else None
+        return onward, (delta.T @ x).to(outer), delta.sum(0, dtype=outer)
 
 
 def tanh_layers(layers: list[nn.Linear], x: Tensor) -> Tensor:
@@ -129,18 +158,16 @@ def tanh_layers(layers: list[nn.Linear], x: Tensor) -> Tensor:
     return x
 
 
-def window_losses(
+def window_loss(
     forward_model: ForwardModel,
-    termination: TanhNet,
     latents: Tensor,
     actions: Tensor,
     rewards: Tensor,
-    terminated: Tensor,
     hidden: Tensor,
     reward_weight: float,
     reduction: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Eq. 2 and Eq. 3 over a window: z (l + 1, B, Z), the rest (l, B), h_0 (B, H) -> both losses and h_l (B, H)."""
+) -> tuple[Tensor, Tensor]:
+    """Eq. 2 over a window: z (l + 1, B, Z), a and r (l, B), h_0 (B, H) -> the loss and h_l (B, H)."""
     following = latents[1:].flatten(0, 1)
     inputs = torch.cat([latents[:-1], one_hot(actions, forward_model.num_actions, latents)], 2)
     states = scan(forward_model, inputs, hidden)
@@ -149,37 +176,57 @@ def window_losses(
     features = tanh_layers([last], features) if forward_model.tanh_features else last(features)
     target = torch.cat([following, rewards.reshape(-1, 1).to(following)], 1)
     loss = forward_loss(forward_model.output(features), target, reward_weight, reduction)
+    return loss, states[-1].detach()
+
+
+def termination_loss(termination: TanhNet, latents: Tensor, terminated: Tensor) -> Tensor:
+    """Eq. 3 over a window: z (l + 1, B, Z), of which the first has no predecessor here, and delta (l, B)."""
     *hidden_layers, last = termination.linear_layers()
-    error = last(tanh_layers(hidden_layers, following)).squeeze(1) - terminated.flatten()
-    return loss, error.square().mean(), states[-1].detach()
+    estimates = last(tanh_layers(hidden_layers, latents[1:].flatten(0, 1))).squeeze(1)
+    return (estimates - terminated.flatten()).square().mean()
 
 
-def train_forward(models: Models, optimisers: Optimisers, latents: Latents, sample: Sampler, config: Config) -> Losses:
+def train_forward(
+    models: Models,
+    optimisers: Optimisers,
+    latents: Latents,
+    sample: Sampler,
+    config: Config,
+    execution: Execution = EAGER,
+) -> Losses:
     """Lines 7 and 8: windows of l steps of truncated backpropagation through time, the hidden state carried on."""
     forward_model, termination = models.forward_model, models.termination
-    losses, termination_losses = [], []
-    losses_of = compiled(window_losses, config.compile)
+    loss_of, termination_loss_of = execution.compiled(window_loss), execution.compiled(termination_loss)
+    weight, reduction = config.forward.reward_weight, config.loss_reduction
+
+    def step(z: Tensor, actions: Tensor, rewards: Tensor, terminated: Tensor, hidden: Tensor) -> tuple[Tensor, ...]:
+        beside, join = execution.beside()  # the two networks share nothing but the latent states
+        with beside:
+            with execution.autocast():
+                ended = termination_loss_of(termination, z, terminated)
+            gradient_step(optimisers["termination"], ended)
+        with execution.autocast():
+            loss, hidden = loss_of(forward_model, z, actions, rewards, hidden, weight, reduction)
+        gradient_step(optimisers["forward"], loss)
+        join()
+        return hidden, loss.detach(), ended.detach()
+
+    def state() -> list[Tensor]:
+        forward = optimiser_state(forward_model, optimisers["forward"])
+        return forward + optimiser_state(termination, optimisers["termination"])
+
+    run = execution.kept("window", step, state)
+    losses: list[list[Tensor]] = []
     for _ in range(config.forward.iterations):
         batch = sample()
         size, length = batch.actions.shape
         hidden = forward_model.output.weight.new_zeros(size, config.forward.recurrent)
         for start in range(0, length, config.forward.window):
             stop = min(start + config.forward.window, length)
-            loss, termination_loss, hidden = losses_of(
-                forward_model,
-                termination,
-                latents[batch.slots[:, start : stop + 1].T],  # time first
-                batch.actions[:, start:stop].T,
-                batch.rewards[:, start:stop].T,
-                batch.terminated[:, start:stop].T,
-                hidden,
-                config.forward.reward_weight,
-                config.loss_reduction,
-            )
-            # The two losses share no parameters: one backward pass serves both networks.
-            gradient_step((optimisers["forward"], optimisers["termination"]), loss + termination_loss)
-            losses.append(loss.detach())
-            termination_losses.append(termination_loss.detach())
+            window = (x[:, start:stop].T for x in (batch.actions, batch.rewards, batch.terminated))  # time first
+            hidden, *both = run(latents[batch.slots[:, start : stop + 1].T], *window, hidden)
+            losses.append(both)
     if not losses:
         return {}
-    return {"forward": torch.stack(losses).mean(), "termination": torch.stack(termination_losses).mean()}
+    forward_losses, termination_losses = zip(*losses, strict=True)
+    return {"forward": torch.stack(forward_losses).mean(), "termination": torch.stack(termination_losses).mean()}

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
@@ -9,11 +10,14 @@ from psdrl.agent import Agent
 from psdrl.checkpoint import save
 from psdrl.envs.vector import VectorEnv
 from psdrl.log import Log, NoLog
+from psdrl.profiling import Profile, device_for
 
 
 def train(agent: Agent, env: VectorEnv, log: Log | None = None, stop: Callable[[], bool] = lambda: False) -> None:
     """Interact until config.steps or until `stop()`; every environment starts a new episode."""
     config, log = agent.config, log or NoLog()
+    trace = (log.logdir or Path()) / f"trace-{(config.profile or '').replace(':', '-')}.json"
+    profile = Profile(config.profiled, device_for(agent.device, trace))
     score = np.zeros(env.num_envs)
     length = np.zeros(env.num_envs, np.int64)
     acting = 0.0
@@ -24,7 +28,9 @@ def train(agent: Agent, env: VectorEnv, log: Log | None = None, stop: Callable[[
     ended = np.zeros(env.num_envs, bool)
     while agent.step < config.steps and not stop():
         if agent.update_due():
+            profile.before(agent.updates)
             metrics = agent.update(log.phase)
+            profile.after(agent.updates - 1)
             metrics |= {"time/acting": acting, "train/sequence_length": float(sequence_length(agent))}
             acting = 0.0
             log.scalars(agent.step, metrics)
@@ -61,6 +67,7 @@ def train(agent: Agent, env: VectorEnv, log: Log | None = None, stop: Callable[[
             evaluate_now(agent, log)
         if _crossed(old_step, agent.step, config.checkpoint_every):
             checkpoint(agent, log)
+    profile.close()
     checkpoint(agent, log)
 
 

@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from psdrl.config import AutoencoderConfig, Config, ForwardConfig
 from psdrl.envs.vector import EnvSpec
@@ -126,8 +125,8 @@ class Identity(nn.Module):
 
 
 def one_hot(actions: Tensor, num_actions: int, like: Tensor) -> Tensor:
-    """Actions (n,) as one-hot rows (n, A) in `like`'s dtype."""
-    return F.one_hot(actions, num_actions).to(like.dtype)
+    """Actions (n,) as one-hot rows (n, A) in `like`'s dtype; F.one_hot would look at the numbers on the host."""
+    return (actions[..., None] == torch.arange(num_actions, device=actions.device)).to(like.dtype)
 
 
 class ForwardModel(nn.Module):

@@ -50,7 +50,7 @@ def train_autoencoder(
     for _ in range(config.autoencoder.iterations):
         for slots in sample().slots[:, :-1]:
             loss = autoencoder_loss(autoencoder, replay.observations[slots], config.loss_reduction)
-            gradient_step((optimisers["autoencoder"],), loss)
+            gradient_step(optimisers["autoencoder"], loss)
             losses.append(loss.detach())
     return {"autoencoder": torch.stack(losses).mean()} if losses else {}
 
@@ -75,8 +75,8 @@ def train_forward(models: Models, optimisers: Optimisers, latents: Latents, samp
                 loss = loss + forward_loss(prediction, target, weight, reduction) / len(steps)
                 error = termination(following) - batch.terminated[:, t]
                 termination_loss = termination_loss + error.square().mean() / len(steps)
-            gradient_step((optimisers["forward"],), loss)
-            gradient_step((optimisers["termination"],), termination_loss)
+            gradient_step(optimisers["forward"], loss)
+            gradient_step(optimisers["termination"], termination_loss)
             losses.append(loss.detach())
             termination_losses.append(termination_loss.detach())
     if not losses:
@@ -132,7 +132,7 @@ def train_value(
                 )
                 target = ahead.returns.amax(1)
             loss = (value_of(models.value, z, hidden) - target).square().mean()
-            gradient_step((optimisers["value"],), loss)
+            gradient_step(optimisers["value"], loss)
             losses.append(loss.detach())
             hidden = ahead.hidden[torch.arange(size, device=hidden.device), batch.actions[:, t]]
     return {"value": torch.stack(losses).mean()} if losses else {}

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from psdrl.compiling import compiled
 from psdrl.config import Config
+from psdrl.execution import EAGER, Execution, optimiser_state
 from psdrl.kernels.linear_tanh import linear, linear_tanh
 from psdrl.kernels.lookahead.factored import Predictions, folded, predict
 from psdrl.learning import Latents, Losses, Optimisers, Sampler, scan
@@ -48,7 +48,8 @@ def value_gradient(value: TanhNet, states: Tensor, targets: Tensor) -> Tensor:
     error = linear(inputs[-1], last.weight, last.bias).squeeze(1) - targets
     delta = (error * (2 / len(error)))[:, None]
     for layer, x in zip((last, *reversed(hidden)), reversed(inputs), strict=True):
-        layer.weight.grad, layer.bias.grad = delta.T @ x, delta.sum(0)
+        layer.weight.grad = (delta.T @ x).to(layer.weight.dtype)
+        layer.bias.grad = delta.sum(0, dtype=layer.bias.dtype)
         if x is not states:  # back through the linear layer, then through the tanh that made x
             delta = torch.ops.aten.tanh_backward(delta @ layer.weight, x)
     return error.square().mean()
@@ -60,42 +61,60 @@ def best_returns(predictions: Predictions, value: TanhNet, discount: float) -> T
 
 
 def train_value(
-    models: Models, optimisers: Optimisers, latents: Latents, sample: Sampler, model: SampledModel, config: Config
+    models: Models,
+    optimisers: Optimisers,
+    latents: Latents,
+    sample: Sampler,
+    model: SampledModel,
+    config: Config,
+    execution: Execution = EAGER,
 ) -> Losses:
     """Line 12: per iteration one sweep through a batch, one gradient step per time step."""
     iterations = config.value.iterations * (4 if config.algo == "fresh-value" else 1)
-    block = config.value.target_every
-    losses = []
-    predict_all = compiled(predict, config.compile)
-    targets_of, gradient = compiled(best_returns, config.compile), compiled(value_gradient, config.compile)
+    forward_model, value, optimiser = models.forward_model, models.value, optimisers["value"]
+    predict_all = execution.compiled(predict)
+    targets_of, gradient = execution.compiled(best_returns), execution.compiled(value_gradient)
+    threshold, discount = config.termination.threshold, config.value.discount
+
+    @torch.no_grad()
+    def steps(latents_hidden: Tensor, rewards: Tensor, omega: Tensor, states: Tensor) -> tuple[Tensor]:
+        """V' on what the actions of n steps lead to (n B, A, .), then n gradient steps from states (n, B, Z + H)."""
+        predictions = Predictions(latents_hidden, rewards, omega, threshold)
+        losses = []
+        with execution.autocast():
+            targets = targets_of(predictions, models.target, discount).view(states.shape[:2])
+            for x, target in zip(states, targets, strict=True):
+                losses.append(gradient(value, x, target))
+                optimiser.step()
+        return (torch.stack(losses),)
+
+    run = execution.kept("value", steps, lambda: optimiser_state(value, optimiser))
+    walk = execution.kept("scan", lambda inputs, hidden: (scan(forward_model, inputs, hidden),))
+    losses: list[Tensor] = []
     for _ in range(iterations):
         batch = sample()
         size, length = batch.actions.shape
         with torch.no_grad():
             z = latents[batch.slots[:, :-1].T]  # (L, B, Z), time first
-            inputs = torch.cat([z, one_hot(batch.actions.T, models.forward_model.num_actions, z)], 2)
+            inputs = torch.cat([z, one_hot(batch.actions.T, forward_model.num_actions, z)], 2)
             start = z.new_zeros(1, size, config.forward.recurrent)
-            hidden = torch.cat([start, scan(models.forward_model, inputs[:-1], start[0])]) if length > 1 else start
+            hidden = torch.cat([start, *walk(inputs[:-1], start[0])]) if length > 1 else start
             states = torch.cat([z, hidden], 2)
-        most = config.chunk_rows // (size * models.forward_model.num_actions)
-        for steps in stretches(length, block, most):
-            rows = slice(steps.start, steps.stop)
-            with torch.no_grad():
+        most = config.chunk_rows // (size * forward_model.num_actions)
+        for stretch in stretches(length, config.value.target_every, most):
+            rows = slice(stretch.start, stretch.stop)
+            with torch.no_grad(), execution.autocast():
                 predictions = predict_all(
-                    folded(models.forward_model, model),
+                    folded(forward_model, model),
                     models.termination,
                     z[rows].flatten(0, 1),
                     hidden[rows].flatten(0, 1),
-                    config.termination.threshold,
+                    threshold,
                 )
-            for first in range(steps.start, steps.stop, block):
-                last = min(first + block, steps.stop)
-                if first % block == 0:
-                    copy_parameters(models.value, models.target)
-                with torch.no_grad():
-                    part = predictions.rows((first - steps.start) * size, (last - steps.start) * size)
-                    targets = targets_of(part, models.target, config.value.discount).view(-1, size)
-                for t in range(first, last):
-                    losses.append(gradient(models.value, states[t], targets[t - first]))
-                    optimisers["value"].step()
-    return {"value": torch.stack(losses).mean()} if losses else {}
+            for first in range(stretch.start, stretch.stop, config.value.target_every):
+                last = min(first + config.value.target_every, stretch.stop)
+                if first % config.value.target_every == 0:
+                    copy_parameters(value, models.target)
+                part = predictions.rows((first - stretch.start) * size, (last - stretch.start) * size)
+                losses += run(part.latents_hidden, part.rewards, part.omega, states[first:last])
+    return {"value": torch.cat(losses).mean()} if losses else {}

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from psdrl.config import Config
 from psdrl.errors import UserError
+from psdrl.execution import EAGER, Execution
 from psdrl.kernels.posterior import chol_update_, gram_accumulate_, posterior_factor, posterior_mean, posterior_sample
 from psdrl.learning import Latents, scan
 from psdrl.models import Models, SampledModel, one_hot
@@ -55,7 +56,9 @@ class Statistics:
 
 
 @torch.no_grad()
-def buffer_statistics(models: Models, replay: Replay, latents: Latents, chunk_rows: int) -> Statistics:
+def buffer_statistics(
+    models: Models, replay: Replay, latents: Latents, chunk_rows: int, execution: Execution = EAGER
+) -> Statistics:
     """Features and targets of all stored transitions, streamed: Phi is never materialised.
 
     Episodes are packed by length (longest first), so nothing is padded; time goes on in stretches of at most
@@ -79,7 +82,9 @@ def buffer_statistics(models: Models, replay: Replay, latents: Latents, chunk_ro
         inputs = torch.cat([z, one_hot(actions, forward_model.num_actions, z)], 1)
         states = scan(forward_model, inputs, hidden[: sizes[0]], torch.from_numpy(sizes))
         targets = torch.cat([latents[(rows + 1) % replay.num_slots], replay.rewards[rows, None].to(z)], 1)
-        statistics.add(forward_model.feature_layers(torch.cat([states, inputs], 1)), targets)
+        with execution.autocast():
+            phi = forward_model.feature_layers(torch.cat([states, inputs], 1))
+        statistics.add(phi.to(z), targets)
         hidden = states[-sizes[-1] :]
         time += steps
     return statistics

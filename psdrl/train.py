@@ -116,7 +116,7 @@ def _summary(console: Console, agent: Agent, why_preset: str, checkpoint: Path |
         "environment": f"{agent.spec.name}, {agent.spec.num_actions} actions, {agent.spec.kind} {agent.spec.shape}, "
         f"{config.num_envs} x {agent.spec.backend}",
         "preset": f"{config.preset} ({why_preset})",
-        "device": f"{agent.device}, compile {'on' if config.compile else 'off'}",
+        "device": f"{agent.device}, {_modes(agent)}",
         "parameters": f"{sum(counts.values()):,} ({parameters})",
         "kernels": _kernels(agent.device),
         "logdir": f"{config.logdir}" + (f", resumed at step {agent.step}" if checkpoint else ""),
@@ -124,6 +124,16 @@ def _summary(console: Console, agent: Agent, why_preset: str, checkpoint: Path |
     for name, value in rows.items():
         table.add_row(f"[bold]{name}", value)
     console.print(table, highlight=False)
+
+
+def _modes(agent: Agent) -> str:
+    """Precision, compilation and graphs in force."""
+    config = agent.config
+    precision = "fp32" if agent.device.type == "cpu" and config.precision == "tf32" else config.precision
+    words = [precision, f"compile {'on' if config.compile else 'off'}"]
+    if agent.device.type == "cuda":
+        words.append(f"CUDA graphs {'on' if config.cuda_graphs else 'off'}")
+    return ", ".join(words)
 
 
 def _kernels(device: torch.device) -> str:
@@ -143,7 +153,7 @@ def _forecast(console: Console, agent: Agent) -> None:
         known = [name for name in ("a100", "h100") if name in torch.cuda.get_device_name(agent.device).lower()]
         if not known:
             return
-        device = cost.data_sheet(known[0], "fp32")
+        device = cost.data_sheet(known[0], agent.config.precision)
     else:
         device = cost.device_for("here", agent.config, agent.spec)
     expected = cost.forecast(agent.config, agent.spec, device)

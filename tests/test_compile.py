@@ -5,8 +5,8 @@ import shutil
 import pytest
 import torch
 
-from psdrl.compiling import check_compiler
 from psdrl.errors import UserError
+from psdrl.execution import check_compiler
 from tests.test_parity import distance, make, parameters
 
 

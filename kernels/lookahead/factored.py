@@ -128,9 +128,8 @@ def predict(model: Folded, termination: TanhNet, latents: Tensor, hidden: Tensor
     joint = torch.cat([prediction[:, :latent], rows], 1)
     omega = tanh_net(termination, joint[:, :latent])
     shape = (count, num_actions)
-    return Predictions(
-        joint.view(*shape, joint.shape[1]), prediction[:, latent].view(shape), omega.view(shape), threshold
-    )
+    rewards = prediction[:, latent].to(joint.dtype)
+    return Predictions(joint.view(*shape, joint.shape[1]), rewards.view(shape), omega.to(joint).view(shape), threshold)
 
 
 @torch.no_grad()

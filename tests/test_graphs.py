@@ -1,0 +1,194 @@
+"""CUDA graphs by a recording device: updates and actions replayed from graphs equal eager ones."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from psdrl.acting import Actor
+from psdrl.execution import Execution, optimiser_state
+from psdrl.graphs import WARM_UP, Captured
+from tests.recorder import Recording
+from tests.test_parity import make, parameters
+
+SIZES = {
+    "image": {"kind": "image", "actions": 3, "replay": {"batch": 4, "length": 10}, "chunk_rows": 1000},
+    "vector": {"kind": "vector", "actions": 2, "replay": {"batch": 3, "length": 9}, "chunk_rows": 1000},
+    "small chunks": {"kind": "vector", "actions": 3, "replay": {"batch": 4, "length": 10}, "chunk_rows": 24},
+}
+
+
+def with_graphs(agent, precision="fp32"):
+    """The agent as on a GPU, with a recording device under its steps."""
+    recording = Recording()
+    agent.execution = Execution(agent.device, agent.config.compile, True, precision, recording)
+    agent.actor = Actor(agent, agent.config.num_envs, 1)
+    return recording
+
+
+def close(x, y):
+    torch.testing.assert_close(x, y, rtol=1e-10, atol=1e-12)  # buffers are aligned differently: BLAS may round so
+
+
+def same(a, b):
+    mine, other = parameters(a), parameters(b)
+    for name in mine:
+        close(mine[name], other[name])
+    for name, optimiser in a.optimisers.items():
+        for x, y in zip(
+            optimiser_state(nn.Module(), optimiser), optimiser_state(nn.Module(), b.optimisers[name]), strict=True
+        ):
+            close(x, y)
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_captured_updates_equal_eager_ones(sizes):
+    eager, captured = (make("fast", torch.float64, **sizes) for _ in range(2))
+    recording = with_graphs(captured)
+    for _ in range(3):
+        losses = eager.update(), captured.update()
+        same(eager, captured)
+        for name, value in losses[0].items():
+            if not name.startswith("time/"):
+                assert losses[1][name] == pytest.approx(value, rel=1e-9, abs=1e-12), name
+    assert recording.calls.count("capture") == len(recording.graphs)
+    assert not any(step.failed for step in captured.execution._steps.values())
+    replays = sum(graph.replays for graph in recording.graphs)
+    assert replays >= 3 * len(recording.graphs), "graphs are made once and used again"
+
+
+def test_blocks_and_their_remainders_are_graphs_of_their_own():
+    """L = 10 in blocks of 4 leaves one of 2; windows of 4 leave one of 2; captured once each."""
+    agent = make("fast", torch.float64, **SIZES["image"], value={"target_every": 4})
+    with_graphs(agent)
+    agent.update()
+    agent.update()
+    steps = agent.execution._steps
+    assert set(steps) == {"autoencoder", "window", "scan", "value"}
+    assert {name: len(step.recorded) for name, step in steps.items()} == {
+        "autoencoder": 1,
+        "window": 2,
+        "scan": 1,
+        "value": 2,
+    }
+
+
+def test_the_windows_have_two_branches():
+    agent = make("fast", torch.float64, **SIZES["vector"])
+    recording = with_graphs(agent)
+    agent.update()
+    kinds = [call for call in recording.calls if call in ("fork", "join")]
+    assert kinds
+    assert kinds == ["fork", "join"] * (len(kinds) // 2)
+
+
+@pytest.mark.parametrize("kind", ["image", "vector"])
+def test_captured_actions_equal_eager_ones(kind):
+    """Also after updates, which move the sampled model; and with random actions, which advance the generator."""
+    eager, captured = (make("fast", torch.float64, **SIZES[kind]) for _ in range(2))
+    recording = with_graphs(captured)
+    eager.actor = Actor(eager, eager.config.num_envs, 1)
+    frames = eager.replay.observations[:12].numpy()
+    for round_ in range(3):
+        for t in range(4):
+            observation = frames[4 * round_ + t][None].repeat(eager.config.num_envs, 0)
+            expected = eager.actor.act(observation, 0.3)
+            assert np.array_equal(captured.actor.act(observation, 0.3), expected)
+            close(captured.actor.hidden, eager.actor.hidden)
+        if round_ < 2:
+            eager.update()
+            captured.update()
+    assert not captured.actor._run.failed
+    assert recording.graphs[0].replays == 12, "the actor's graph is captured once and serves every model"
+
+
+def test_a_resumed_agent_captures_again():
+    eager, captured = (make("fast", torch.float64, **SIZES["vector"]) for _ in range(2))
+    with_graphs(captured)
+    for agent in (eager, captured):
+        agent.update()
+        agent.load_state_dict(agent.state_dict())
+        agent.update()
+    same(eager, captured)
+
+
+def test_fresh_value_with_graphs():
+    eager, captured = (make("fast", torch.float64, **SIZES["vector"], algo="fresh-value") for _ in range(2))
+    with_graphs(captured)
+    for _ in range(2):
+        eager.update()
+        captured.update()
+    same(eager, captured)
+
+
+def counter():
+    total = torch.zeros(3)
+
+    def step(x):
+        total.add_(x)
+        return (total * 2,)
+
+    return total, step
+
+
+def test_warm_up_leaves_no_trace_and_results_are_copies():
+    total, step = counter()
+    recording = Recording()
+    captured = Captured("count", step, lambda: [total], recording)
+    (first,) = captured(torch.ones(3))
+    (second,) = captured(torch.ones(3))
+    assert torch.equal(first, torch.full((3,), 2.0))
+    assert torch.equal(second, torch.full((3,), 4.0))
+    assert torch.equal(total, torch.full((3,), 2.0))
+    assert recording.calls == ["aside", "capture"]
+
+
+def test_a_new_shape_is_captured_anew():
+    calls = []
+
+    def step(x):
+        calls.append(x.shape)
+        return (x + 1,)
+
+    captured = Captured("add", step, tuple, Recording())
+    for size in (2, 3, 2, 3):
+        assert torch.equal(captured(torch.zeros(size))[0], torch.ones(size))
+    assert len(calls) == 2 * (WARM_UP + 1)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        lambda x: (x * float(x.sum()),),  # reads a number
+        lambda x: (x[x > 0],),  # its shape depends on numbers
+        lambda x: (x + torch.rand(2, generator=torch.Generator()),),  # an unregistered generator
+    ],
+    ids=["item", "mask", "generator"],
+)
+def test_what_cannot_be_captured_runs_eagerly_and_says_so(broken, caplog):
+    captured = Captured("broken step", broken, tuple, Recording())
+    with caplog.at_level(logging.WARNING, "psdrl.graphs"):
+        for _ in range(2):
+            captured(torch.ones(2))
+    assert captured.failed
+    assert len(caplog.records) == 1
+    assert "broken step runs without a CUDA graph" in caplog.text
+
+
+def test_the_recorder_catches_a_step_that_keeps_state_in_python():
+    """A check of the check: what a real graph would get wrong is wrong here too."""
+    held = {"scale": 1.0}
+    captured = Captured("python state", lambda x: (x * held["scale"],), tuple, Recording())
+    captured(torch.ones(1))
+    held["scale"] = 5.0
+    assert captured(torch.ones(1))[0].item() == 1.0
+
+
+def test_an_error_of_the_step_itself_is_not_hidden():
+    def step(x):
+        raise ValueError("wrong shape")
+
+    with pytest.raises(ValueError, match="wrong shape"):
+        Captured("step", step, tuple, Recording())(torch.ones(1))

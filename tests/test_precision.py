@@ -1,0 +1,62 @@
+"""--precision bf16: what it does to planning targets, and that everything but the networks stays as it was."""
+
+import pytest
+import torch
+
+from psdrl.execution import Execution
+from psdrl.kernels.lookahead.factored import folded, predict
+from tests.test_parity import make, parameters
+
+SIZES = {"kind": "image", "actions": 3, "replay": {"batch": 8, "length": 8}, "chunk_rows": 1000}
+
+
+def targets(agent, execution):
+    """Planning targets of all stored states, with hidden states of one."""
+    models, config = agent.models, agent.config
+    latents = agent.models.encode(agent.replay.observations[agent.replay.stored_slots()])
+    hidden = torch.tanh(torch.randn(len(latents), config.forward.recurrent, generator=torch.Generator().manual_seed(0)))
+    with torch.no_grad(), execution.autocast():
+        model = folded(models.forward_model, agent.model)
+        ahead = predict(model, models.termination, latents, hidden.to(latents), config.termination.threshold)
+        return ahead.best(models.value, config.value.discount)
+
+
+def test_bf16_planning_targets_are_bounded():
+    """Within 3 % of the targets' scale: bfloat16 keeps 8 bits, and a lookahead is a few products deep."""
+    agent = make("fast", torch.float32, **SIZES)
+    for _ in range(3):
+        agent.update()
+    exact = targets(agent, Execution(agent.device))
+    rough = targets(agent, Execution(agent.device, precision="bf16"))
+    assert rough.dtype == torch.float32
+    error = (rough - exact).norm() / exact.norm()
+    assert 1e-6 < error < 0.03, f"relative error {error:.4f}"
+
+
+@pytest.mark.parametrize("kind", ["image", "vector"])
+def test_updates_in_bf16(kind):
+    """They run, stay near float32 for a while, and leave parameters, Adam and posterior in their own precision."""
+    sizes = SIZES | {"kind": kind}
+    exact, rough = (make("fast", torch.float32, **sizes) for _ in range(2))
+    rough.execution = Execution(rough.device, precision="bf16")
+    losses = exact.update(), rough.update()
+    rough.update()
+    for name in ("loss/forward", "loss/termination"):
+        assert losses[1][name] == pytest.approx(losses[0][name], rel=0.1), name
+    for name, tensor in parameters(rough).items():
+        assert tensor.dtype == (torch.float64 if name in ("mean", "factors") else torch.float32), name
+        assert tensor.isfinite().all()
+    assert rough.posterior.mean.dtype == torch.float64
+    different = [name for name, p in parameters(rough).items() if not torch.equal(p, parameters(exact)[name])]
+    assert different, "bf16 must do something"
+    frames = rough.replay.observations[:1].numpy().repeat(rough.config.num_envs, 0)
+    assert rough.actor.act(frames, 0.0).shape == (rough.config.num_envs,)
+
+
+def test_compiled_bf16():
+    eager, compiled = (make("fast", torch.float32, **(SIZES | {"kind": "vector"})) for _ in range(2))
+    eager.execution = Execution(eager.device, precision="bf16")
+    compiled.execution = Execution(compiled.device, compile=True, precision="bf16")
+    first = eager.update(), compiled.update()
+    for name in ("loss/forward", "loss/termination", "loss/value"):
+        assert first[1][name] == pytest.approx(first[0][name], rel=0.1), name
