@@ -26,6 +26,7 @@ log = logging.getLogger("psdrl.kernels")
 library = torch.library.Library("psdrl", "FRAGMENT")  # the C++ extension defines further operations of psdrl
 operations: dict[str, "Operation"] = {}
 _forced: Backend | None = None
+_disabled: dict[tuple[str, str], str] = {}  # by operation and kind of device: what failed its check, and how
 
 
 class Refused(RuntimeError):
@@ -39,19 +40,31 @@ class Choice(NamedTuple):
     refused: dict[Backend, str]
 
 
-def choose(device: torch.device, dtype: torch.dtype) -> Choice:
-    """The first backend that does not refuse tensors of this device and dtype."""
+def choose(device: torch.device, dtype: torch.dtype, operation: str = "") -> Choice:
+    """The first backend that does not refuse tensors of this device and dtype, or has failed its check there."""
     reason = triton_support.refusal(device, dtype)
     if reason is None and device.type == "cpu":
         reason = "Triton's interpreter is slow: it serves only where it is forced"
-    return Choice("triton", {}) if reason is None else Choice("aten", {"triton": reason})
+    failed = _disabled.get((operation, device.type))
+    if reason is None and failed is None:
+        return Choice("triton", {})
+    if reason is None:
+        return Choice("aten", {"triton": failed or ""})
+    return Choice("aten", {"triton": reason}) if failed is None else Choice("reference", {"aten": failed})
+
+
+def disable(operation: str, device: torch.device, reason: str) -> None:
+    """The backend that serves this operation on this kind of device has failed: the next one takes its place."""
+    _disabled[operation, device.type] = reason
+    operations[operation].direct = False
+    operations[operation].announced.discard(device.type)
 
 
 def explain(device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> dict[str, Choice]:
     """For each operation, which backend serves on a device and why others were refused."""
     for module in MODULES:
         importlib.import_module(f"psdrl.kernels.{module}")
-    return {name: choose(torch.device(device), dtype) for name in operations}
+    return {name: choose(torch.device(device), dtype, name) for name in operations}
 
 
 class Operation:
@@ -76,14 +89,16 @@ class Operation:
             return self.backend(_forced)(x, *args, **kwargs)
         if x.is_cuda:
             return getattr(torch.ops.psdrl, self.name)(x, *args, **kwargs)
+        if (self.name, "cpu") in _disabled:
+            return self.backend("reference")(x, *args, **kwargs)
         if not torch.compiler.is_compiling():
-            self.announce(choose(x.device, x.dtype), x.device)
+            self.announce(choose(x.device, x.dtype, self.name), x.device)
             self.direct = True
         return self.aten(x, *args, **kwargs)
 
     def serve_cuda(self, x: Tensor, *args: Any) -> Any:
         """What torch.ops.psdrl.<name> runs on a CUDA device."""
-        choice = choose(x.device, x.dtype)
+        choice = choose(x.device, x.dtype, self.name)
         self.announce(choice, x.device)
         return self.backend(choice.backend)(x, *args)
 
@@ -124,7 +139,7 @@ def operation(schema: str, module: str, aten: F, fake: Callable[..., Any], produ
             x, args = _cast(x, dtype), tuple(_cast(value, dtype) for value in args)
             kwargs = {name: _cast(value, dtype) for name, value in kwargs.items()}
         if entry.direct and x.is_cpu:
-            return aten(x, *args, **kwargs)
+            return entry.aten(x, *args, **kwargs)
         return entry.serve(x, *args, **kwargs)
 
     return cast(F, call)

@@ -9,7 +9,7 @@ import tyro
 from rich.console import Console
 from rich.markup import escape
 
-from psdrl import cost, evaluate, presets
+from psdrl import cost, doctor, evaluate, presets
 from psdrl import train as training
 from psdrl.config import Config, Preset
 from psdrl.errors import UserError
@@ -51,10 +51,16 @@ def predict(arguments: list[str]) -> int:
     return 0
 
 
+def examine(arguments: list[str]) -> int:
+    """`psdrl doctor`."""
+    return doctor.run(tyro.cli(doctor.Doctor, args=arguments, prog="psdrl.doctor"))
+
+
 COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "train": (train, "train an agent"),
     "evaluate": (play, "play a trained agent"),
     "cost": (predict, "predict hours and memory of a run"),
+    "doctor": (examine, "check kernels, modes and speed on this machine"),
 }
 
 
@@ -92,3 +98,8 @@ def main_evaluate() -> Any:
 def main_cost() -> Any:
     """`python -m psdrl.cost`."""
     _exit(predict, sys.argv[1:])
+
+
+def main_doctor() -> Any:
+    """`python -m psdrl.doctor`."""
+    _exit(examine, sys.argv[1:])

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from typing import TypeVar
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +40,7 @@ class Execution:
         self.primitives = primitives
         self.graphs = cuda_graphs and primitives is not None
         self._steps: dict[str, Step] = {}
+        self._captured: WeakSet[Captured] = WeakSet()
 
     @classmethod
     def of(cls, config: Config, device: torch.device) -> "Execution":
@@ -63,7 +65,14 @@ class Execution:
         if not self.graphs:
             return step
         assert self.primitives is not None
-        return Captured(name, step, state, self.primitives, generators)
+        captured = Captured(name, step, state, self.primitives, generators)
+        self._captured.add(captured)
+        return captured
+
+    @property
+    def failures(self) -> list[str]:
+        """Steps that could not be captured and run eagerly."""
+        return sorted(step.name for step in self._captured if step.failed)
 
     def kept(self, name: str, step: Step, state: Callable[[], Sequence[Tensor]] = tuple) -> Step:
         """The same for a step that is defined anew in every update: the first one of a name serves from then on."""

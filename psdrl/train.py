@@ -18,7 +18,7 @@ from psdrl.checkpoint import check_same, latest, restore, write_config
 from psdrl.config import Config
 from psdrl.envs import make_env
 from psdrl.errors import UserError
-from psdrl.kernels import dispatch, posterior
+from psdrl.kernels import checks, dispatch, posterior
 from psdrl.log import RunLog
 from psdrl.loop import train
 
@@ -56,6 +56,13 @@ def run(config: Config, why_preset: str, arguments: list[str]) -> int:
     checkpoint = _find_checkpoint(config, logdir)
     env = make_env(config)
     agent = Agent(config, env.spec)
+    for failure in checks.start_up(agent.device):
+        console.print(
+            f"[bold]warning[/]      {failure.operation} ({failure.backend}) fails its check on {agent.device}: "
+            f"{failure.problem}; the fallback serves. See python -m psdrl.doctor.",
+            highlight=False,
+            soft_wrap=True,
+        )
     logged = restore(checkpoint, agent) if checkpoint else 0
     write_config(logdir, config)
     _summary(console, agent, why_preset, checkpoint)

@@ -11,9 +11,17 @@ from psdrl.kernels.extension import missing
 OPERATIONS = ("gram_accumulate_", "posterior_factor", "posterior_mean", "posterior_sample", "chol_update_")
 
 
+_disabled: dict[str, str] = {}  # by kind of device: how they failed their check
+
+
 def unavailable(device: torch.device) -> str | None:
     """None if the operations run on this device, else why not."""
-    return _unavailable(device.type)
+    return _disabled.get(device.type) or _unavailable(device.type)
+
+
+def disable(device: torch.device, reason: str) -> None:
+    """The operations have failed on this kind of device: the oracle takes their place."""
+    _disabled[device.type] = reason
 
 
 @cache
