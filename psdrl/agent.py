@@ -102,6 +102,7 @@ class Agent:
         config, models, optimisers, replay = self.config, self.models, self.optimisers, self.replay
         path, phase = PATHS[config.update_path], Phases(profiling.device_for(self.device), on_phase)
         how = (self.execution,) if config.update_path == "fast" else ()
+        compiled = self.execution.compile_seconds()
         with phase("autoencoder"):
             losses = path.train_autoencoder(models, optimisers, replay, self.batch, config, *how)  # line 6
         with phase("encoding"):
@@ -124,6 +125,7 @@ class Agent:
             {f"loss/{name}": float(loss) for name, loss in losses.items()}
             | {f"posterior/{name}": value for name, value in metrics.items()}
             | {f"time/{name}": seconds for name, seconds in phase.seconds().items()}
+            | ({"time/compile": self.execution.compile_seconds() - compiled} if config.compile else {})
         )
 
     def batch(self) -> Batch:

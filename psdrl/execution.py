@@ -78,6 +78,14 @@ class Execution:
         """The same for a step that is defined anew in every update: the first one of a name serves from then on."""
         return self._steps.setdefault(name, self.captured(name, step, state)) if self.graphs else step
 
+    def compile_seconds(self) -> float:
+        """Seconds that torch.compile has taken in this process so far."""
+        if not self.compile:
+            return 0.0
+        from torch._dynamo.utils import calculate_time_spent  # takes a second to import
+
+        return calculate_time_spent().get("total_wall_time", 0.0)
+
     def forget(self) -> None:
         """Drop all graphs, for parameters or optimiser state have moved."""
         self._steps.clear()

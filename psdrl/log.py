@@ -109,6 +109,11 @@ class RunLog(Log):
             self._returns.append(values["train/return"])
         if "eval/return" in values:
             self._eval = f"{values['eval/return']:.2f}"
+        if values.get("time/compile", 0.0) >= 1:
+            self.console.print(
+                f"compiled for {values['time/compile']:.0f} s in this update; the code is cached for the next run",
+                highlight=False,
+            )
         length = values.get("train/sequence_length")
         if length is not None and length != self._length:
             self._length = length

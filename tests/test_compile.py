@@ -7,6 +7,7 @@ import torch
 
 from psdrl.errors import UserError
 from psdrl.execution import check_compiler
+from tests.test_graphs import with_graphs
 from tests.test_parity import distance, make, parameters
 
 
@@ -15,10 +16,17 @@ def test_compiled_updates_agree():
     sizes = {"kind": "vector", "actions": 3, "replay": {"batch": 4, "length": 8}, "chunk_rows": 1000}
     eager, compiled = (make("fast", torch.float64, compile=wanted, **sizes) for wanted in (False, True))
     for agent in (eager, compiled):
-        agent.update()
-        agent.update()
-    for name, tensor in parameters(compiled).items():
-        assert distance(tensor, parameters(eager)[name]) < 1e-9, name
+        first, second = agent.update(), agent.update()
+        assert ("time/compile" in first) == agent.config.compile
+    assert first["time/compile"] > second["time/compile"], "compiled once"
+    both = make("fast", torch.float64, compile=True, **sizes)
+    with_graphs(both)  # compiled functions within captured steps
+    both.update()
+    both.update()
+    assert not both.execution.failures
+    for name, tensor in parameters(eager).items():
+        assert distance(parameters(compiled)[name], tensor) < 1e-9, name
+        assert distance(parameters(both)[name], tensor) < 1e-9, name
 
 
 def test_a_missing_compiler_is_said(monkeypatch):

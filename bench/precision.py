@@ -1,0 +1,104 @@
+"""What each precision does to planning targets: `python -m bench.precision --preset cpu --updates 3`.
+
+Targets of all actions' best returns on stored states, against float64. tf32 is emulated: the factors of every product
+and convolution are rounded to 10 bits of mantissa, the products added in float32, as a GPU does. The measure is the
+spread of the same targets between models drawn from the posterior: an error far below it is lost in the sampling.
+"""
+
+import json
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import tyro
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bench.workload import make_agent
+from psdrl.agent import Agent
+from psdrl.config import PosteriorConfig
+from psdrl.execution import Execution
+from psdrl.kernels import dispatch
+from psdrl.kernels.lookahead.factored import fold, predict
+from psdrl.learning import encode_buffer
+from psdrl.models import SampledModel
+
+PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::convolution", "aten::linear", "aten::mkldnn_convolution"}
+
+
+def as_tf32(x: Tensor) -> Tensor:
+    """Rounded to 10 bits of mantissa, half away from zero."""
+    return ((x.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+
+
+class Tf32(TorchDispatchMode):
+    """Products of float32 tensors with their factors rounded to tf32; biases are added in float32."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func._schema.name in PRODUCTS:
+            args = pytree.tree_map(
+                lambda x: as_tf32(x) if isinstance(x, Tensor) and x.dtype == torch.float32 and x.ndim > 1 else x, args
+            )
+        return func(*args, **(kwargs or {}))
+
+
+@torch.no_grad()
+def targets(agent: Agent, weight: Tensor, execution: Execution, product: AbstractContextManager) -> Tensor:
+    """max over actions of r^ + gamma v^ for all stored states, from hidden states of one stream of numbers."""
+    models, config = agent.models, agent.config
+    with dispatch.force("reference"), product:
+        latents = encode_buffer(models, agent.replay, config.chunk_rows, execution)[agent.replay.stored_slots()]
+        generator = torch.Generator().manual_seed(0)
+        hidden = torch.tanh(torch.randn(len(latents), config.forward.recurrent, generator=generator)).to(latents)
+        model = fold(models.forward_model, SampledModel(weight, weight.new_zeros(len(weight))))
+        with execution.autocast():
+            ahead = predict(model, models.termination, latents, hidden, config.termination.threshold)
+            return ahead.best(models.value, config.value.discount).double()
+
+
+@dataclass(frozen=True)
+class Options:
+    """Error of planning targets by precision."""
+
+    preset: Literal["paper", "cpu"] = "cpu"
+    """Sizes of the networks."""
+    variances: Literal["preset", "paper"] = "preset"
+    """Noise and prior variances of the posterior: the preset's or the paper's."""
+    updates: int = 3
+    """Updates before measuring, on random frames."""
+    transitions: int = 1000
+    """Transitions in the buffer."""
+    draws: int = 5
+    """Models drawn for the spread."""
+
+
+def main() -> None:
+    """Print the errors as JSON."""
+    options = tyro.cli(Options, prog="bench.precision")
+    settings: dict[str, Any] = {"posterior": PosteriorConfig()} if options.variances == "paper" else {}
+    agent = make_agent(options.preset, 6, options.transitions, "fast", precision="fp32", **settings)
+    for _ in range(options.updates):
+        agent.update()
+    cpu = torch.device("cpu")
+    weight, full = agent.model.weight.clone(), Execution(cpu)
+    modes: dict[str, tuple[Execution, AbstractContextManager]] = {
+        "fp32": (full, nullcontext()),
+        "tf32 (emulated)": (full, Tf32()),
+        "bf16": (Execution(cpu, precision="bf16"), nullcontext()),
+    }
+    found = {name: targets(agent, weight, *how) for name, how in modes.items()}
+    drawn = torch.stack([targets(agent, agent.draw().weight, full, nullcontext()) for _ in range(options.draws)])
+    agent.models.double()
+    exact = targets(agent, weight.double(), full, nullcontext())
+    scale, spread = exact.std(), drawn.std(0).square().mean().sqrt()
+    print(f"targets: sd {scale:.3g} over states, {spread:.3g} between drawn models", flush=True)
+    errors = {name: float((x - exact).square().mean().sqrt()) for name, x in found.items()}
+    for name, error in errors.items():
+        print(f"{name:16} rms error {error:.2e} = {error / scale:.1e} of the sd, {error / spread:.1e} of the spread")
+    print(json.dumps({"options": vars(options), "sd": float(scale), "spread": float(spread), "rms_error": errors}))
+
+
+if __name__ == "__main__":
+    main()
