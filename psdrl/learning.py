@@ -58,7 +58,7 @@ def autoencoder_loss(autoencoder: Autoencoder, observations: Tensor, reduction: 
     return error / len(observations) if reduction == "sum" else error
 
 
-def forward_loss(prediction: Tensor, target: Tensor, reward_weight: float, reduction: str) -> Tensor:
+def forward_loss(prediction: Tensor, target: Tensor, reward_weight: Tensor | float, reduction: str) -> Tensor:
     """Eq. 2 for predictions and targets [z', r] (n, Z + 1): squared error, averaged over n."""
     error = (prediction - target).square()
     total = error[:, :-1].sum(1) + reward_weight * error[:, -1]
@@ -89,7 +89,11 @@ def encode_buffer(models: Models, replay: Replay, chunk_rows: int) -> Tensor:
     table = like.new_zeros(replay.num_slots, models.autoencoder.latent_size)
     # 256 frames make 47 MB of activations in the paper's first convolution; more are no faster.
     for slots in replay.stored_slots().split(min(chunk_rows, 256)):
-        table[slots] = models.encode(replay.observations[slots])
+        table[slots] = models.autoencoder.encode(replay.observations[slots])
+    if models.needs_refresh:
+        slots = replay.stored_slots()
+        models.refresh(table[slots], replay.rewards[replay.transition_slots()])
+        table[slots] = models.scaled(table[slots])
     return table
 
 
@@ -137,7 +141,7 @@ def window_losses(
     rewards: Tensor,
     terminated: Tensor,
     hidden: Tensor,
-    reward_weight: float,
+    reward_weight: Tensor,
     reduction: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Eq. 2 and Eq. 3 over a window: z (l + 1, B, Z), the rest (l, B), h_0 (B, H) -> both losses and h_l (B, H)."""
@@ -173,7 +177,7 @@ def train_forward(models: Models, optimisers: Optimisers, latents: Latents, samp
                 batch.rewards[:, start:stop].T,
                 batch.terminated[:, start:stop].T,
                 hidden,
-                config.forward.reward_weight,
+                models.reward_weight,
                 config.loss_reduction,
             )
             # The two losses share no parameters: one backward pass serves both networks.

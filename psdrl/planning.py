@@ -87,6 +87,7 @@ def train_value(
                     z[rows].flatten(0, 1),
                     hidden[rows].flatten(0, 1),
                     config.termination.threshold,
+                    models.bounds,
                 )
             for first in range(steps.start, steps.stop, block):
                 last = min(first + block, steps.stop)
