@@ -77,7 +77,8 @@ class Actor:
         assert self._folded is not None
         with agent.execution.autocast():
             latents = models.encode(observations).to(hidden)
-            ahead = factored.predict(self._folded, models.termination, latents, hidden, config.termination.threshold)
+            threshold = config.termination.threshold
+            ahead = factored.predict(self._folded, models.termination, latents, hidden, threshold, models.bounds)
             lots = torch.rand(ahead.rewards.shape, generator=self.generator, device=agent.device)
             actions = ahead.action(models.value, config.value.discount, lots)
         return self._explore(actions, hidden, ahead.latents_hidden[..., latents.shape[1] :], epsilon)
@@ -94,6 +95,7 @@ class Actor:
             hidden,
             config.value.discount,
             config.termination.threshold,
+            models.bounds,
         )
         return self._explore(greedy(ahead.returns, self.generator), hidden, ahead.hidden, epsilon)
 

@@ -36,6 +36,16 @@ class AutoencoderConfig:
 
 
 @dataclass(frozen=True)
+class LatentConfig:
+    """Scale of the latent states that all models see; refreshed once per update from the replay buffer."""
+
+    standardise: bool = False
+    """Subtract each dimension's mean and divide by its standard deviation. [paper: no]"""
+    clamp: bool = False
+    """Keep predicted latent states within the range that each dimension has in the buffer. [paper: no]"""
+
+
+@dataclass(frozen=True)
 class ForwardConfig:
     """Forward model (Eq. 2): a GRU cell, a feature network, a linear output layer."""
 
@@ -56,7 +66,7 @@ class ForwardConfig:
     iterations: int = 3
     """Training iterations per update, of ceil(L/l) gradient steps each; the termination model shares them. [paper]"""
     reward_weight: float = 1.0
-    """Weight of the reward's squared error in Eq. 2. [paper: 1]"""
+    """Weight of the reward's squared error in Eq. 2; 0: 3 / var(reward) of the buffer, within [1, 1000]. [paper: 1]"""
 
 
 @dataclass(frozen=True)
@@ -106,6 +116,8 @@ class PosteriorConfig:
     """Noise variance sigma^2 of the latent targets. [paper: 1 for all]"""
     noise_reward: float = 1.0
     """Noise variance sigma^2 of the reward target. [paper: 1 for all]"""
+    noise_from_data: bool = False
+    """Noise variances from the regression's residuals, no smaller than the two above. [paper: no]"""
     released_ridge: float = 100.0
     """Ridge of rule `released`. [released]"""
     released_scale: float = 1e-3
@@ -136,6 +148,8 @@ class PolicyConfig:
     """Steps m between two updates in the early phase. [paper]"""
     early_steps: int = 100_000
     """Length of the early phase in steps. [paper]"""
+    sample_every_episode: bool = False
+    """Draw a new model also at the start of every episode. [paper: only every m steps]"""
     epsilon: float = 0.001
     """Policy noise: probability of a random action. [paper]"""
     random_action_hidden: Literal["advance", "keep"] = "advance"
@@ -218,6 +232,7 @@ class Config:
     atari: AtariConfig = field(default_factory=AtariConfig)
     minatar: MinAtarConfig = field(default_factory=MinAtarConfig)
     autoencoder: AutoencoderConfig = field(default_factory=AutoencoderConfig)
+    latent: LatentConfig = field(default_factory=LatentConfig)
     forward: ForwardConfig = field(default_factory=ForwardConfig)
     termination: TerminationConfig = field(default_factory=TerminationConfig)
     value: ValueConfig = field(default_factory=ValueConfig)
@@ -308,6 +323,7 @@ _MINIMA = {
     "forward.recurrent": 1,
     "forward.window": 1,
     "forward.iterations": 0,
+    "forward.reward_weight": 0,
     "termination.layers": 2,
     "termination.units": 1,
     "value.layers": 2,

@@ -71,7 +71,7 @@ def autoencoder_loss(autoencoder: Autoencoder, observations: Tensor, reduction: 
     return error / len(observations) if reduction == "sum" else error
 
 
-def forward_loss(prediction: Tensor, target: Tensor, reward_weight: float, reduction: str) -> Tensor:
+def forward_loss(prediction: Tensor, target: Tensor, reward_weight: Tensor | float, reduction: str) -> Tensor:
     """Eq. 2 for predictions and targets [z', r] (n, Z + 1): squared error, averaged over n."""
     error = (prediction - target).square()
     total = error[:, :-1].sum(1) + reward_weight * error[:, -1]
@@ -114,8 +114,12 @@ def encode_buffer(models: Models, replay: Replay, chunk_rows: int, execution: Ex
     # 256 frames make 47 MB of activations in the paper's first convolution; more are no faster.
     for slots in replay.stored_slots().split(min(chunk_rows, 256)):
         with execution.autocast():
-            latents = models.encode(replay.observations[slots])
+            latents = models.autoencoder.encode(replay.observations[slots])
         table[slots] = latents.to(table)
+    if models.needs_refresh:
+        slots = replay.stored_slots()
+        models.refresh(table[slots], replay.rewards[replay.transition_slots()])
+        table[slots] = models.scaled(table[slots])
     return table
 
 
@@ -164,7 +168,7 @@ def window_loss(
     actions: Tensor,
     rewards: Tensor,
     hidden: Tensor,
-    reward_weight: float,
+    reward_weight: Tensor,
     reduction: str,
 ) -> tuple[Tensor, Tensor]:
     """Eq. 2 over a window: z (l + 1, B, Z), a and r (l, B), h_0 (B, H) -> the loss and h_l (B, H)."""
@@ -197,7 +201,6 @@ def train_forward(
     """Lines 7 and 8: windows of l steps of truncated backpropagation through time, the hidden state carried on."""
     forward_model, termination = models.forward_model, models.termination
     loss_of, termination_loss_of = execution.compiled(window_loss), execution.compiled(termination_loss)
-    weight, reduction = config.forward.reward_weight, config.loss_reduction
 
     def step(z: Tensor, actions: Tensor, rewards: Tensor, terminated: Tensor, hidden: Tensor) -> tuple[Tensor, ...]:
         beside, join = execution.beside()  # the two networks share nothing but the latent states
@@ -206,7 +209,9 @@ def train_forward(
                 ended = termination_loss_of(termination, z, terminated)
             gradient_step(optimisers["termination"], ended)
         with execution.autocast():
-            loss, hidden = loss_of(forward_model, z, actions, rewards, hidden, weight, reduction)
+            loss, hidden = loss_of(
+                forward_model, z, actions, rewards, hidden, models.reward_weight, config.loss_reduction
+            )
         gradient_step(optimisers["forward"], loss)
         join()
         return hidden, loss.detach(), ended.detach()

@@ -202,6 +202,10 @@ class SampledModel:
     folded: Any = field(default=None, repr=False)  # filled by psdrl.kernels.lookahead.factored at first use
 
 
+LEAST_DEVIATION = 0.1  # of the largest: pixels that hardly ever change must not become the loudest
+NO_BOUND = torch.finfo(torch.float32).max
+
+
 class Models(nn.Module):
     """All networks of the agent."""
 
@@ -216,10 +220,48 @@ class Models(nn.Module):
         self.value = TanhNet(latent + hidden, config.value.units, config.value.layers)
         self.target = TanhNet(latent + hidden, config.value.units, config.value.layers).requires_grad_(False)
         self.target.load_state_dict(self.value.state_dict())
+        self.options, self.automatic_weight = config.latent, config.forward.reward_weight == 0
+        self.latent_mean: Tensor
+        self.latent_scale: Tensor
+        self.latent_low: Tensor
+        self.latent_high: Tensor
+        self.reward_weight: Tensor
+        self.register_buffer("latent_mean", torch.zeros(latent))
+        self.register_buffer("latent_scale", torch.ones(latent))
+        self.register_buffer("latent_low", torch.full((latent,), -NO_BOUND))
+        self.register_buffer("latent_high", torch.full((latent,), NO_BOUND))
+        self.register_buffer("reward_weight", torch.tensor(config.forward.reward_weight or 1.0))
 
     def encode(self, observations: Tensor) -> Tensor:
         """Latent states (n, Z) of observations as the environment gives them."""
-        return self.autoencoder.encode(observations)
+        return self.scaled(self.autoencoder.encode(observations))
+
+    def scaled(self, latents: Tensor) -> Tensor:
+        """Latent states (n, Z) in the scale that all other networks see."""
+        return (latents - self.latent_mean) * self.latent_scale if self.options.standardise else latents
+
+    @torch.no_grad()
+    def refresh(self, latents: Tensor, rewards: Tensor) -> None:
+        """Take scales and ranges from the replay buffer: latents (n, Z) as encoded, rewards (N,) as stored."""
+        if self.options.standardise:
+            self.latent_mean.copy_(latents.mean(0))
+            deviation = latents.std(0, correction=0)
+            self.latent_scale.copy_(1 / deviation.clamp(min=LEAST_DEVIATION * deviation.max()))
+        if self.options.clamp:
+            self.latent_low.copy_(self.scaled(latents.amin(0)))
+            self.latent_high.copy_(self.scaled(latents.amax(0)))
+        if self.automatic_weight:
+            self.reward_weight.copy_((3 / rewards.double().var(correction=0)).clamp(1, 1000))
+
+    @property
+    def needs_refresh(self) -> bool:
+        """Whether any option takes something from the replay buffer."""
+        return self.options.standardise or self.options.clamp or self.automatic_weight
+
+    @property
+    def bounds(self) -> tuple[Tensor, Tensor] | None:
+        """Smallest and largest latent state (Z,) for predictions, if they are clamped."""
+        return (self.latent_low, self.latent_high) if self.options.clamp else None
 
     def counts(self) -> Iterator[tuple[str, int]]:
         """Parameters of each network."""

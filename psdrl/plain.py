@@ -22,10 +22,16 @@ class EncodeOnUse:
 
     def __init__(self, models: Models, replay: Replay, chunk_rows: int = 0) -> None:
         self.models, self.replay = models, replay
+        if models.needs_refresh:
+            models.refresh(self._encoded(replay.stored_slots()), replay.rewards[replay.transition_slots()])
 
     @torch.no_grad()
     def __getitem__(self, slots: Tensor) -> Tensor:
         """z (n, Z) of the observations in slots (n,)."""
+        return self.models.scaled(self._encoded(slots))
+
+    @torch.no_grad()
+    def _encoded(self, slots: Tensor) -> Tensor:
         autoencoder, observations = self.models.autoencoder, self.replay.observations[slots]
         if isinstance(autoencoder, Autoencoder):
             return autoencoder.encoder(autoencoder.images(observations))
@@ -71,8 +77,8 @@ def train_forward(models: Models, optimisers: Optimisers, latents: Latents, samp
                 now, following = latents[batch.slots[:, t]], latents[batch.slots[:, t + 1]]
                 prediction, hidden = forward_model(now, batch.actions[:, t], hidden)
                 target = torch.cat([following, batch.rewards[:, t, None].to(now)], 1)
-                weight, reduction = config.forward.reward_weight, config.loss_reduction
-                loss = loss + forward_loss(prediction, target, weight, reduction) / len(steps)
+                error = forward_loss(prediction, target, models.reward_weight, config.loss_reduction)
+                loss = loss + error / len(steps)
                 error = termination(following) - batch.terminated[:, t]
                 termination_loss = termination_loss + error.square().mean() / len(steps)
             gradient_step(optimisers["forward"], loss)
@@ -129,6 +135,7 @@ def train_value(
                     hidden,
                     config.value.discount,
                     config.termination.threshold,
+                    models.bounds,
                 )
                 target = ahead.returns.amax(1)
             loss = (value_of(models.value, z, hidden) - target).square().mean()

@@ -110,6 +110,7 @@ def train_value(
                     z[rows].flatten(0, 1),
                     hidden[rows].flatten(0, 1),
                     threshold,
+                    models.bounds,
                 )
             for first in range(stretch.start, stretch.stop, config.value.target_every):
                 last = min(first + config.value.target_every, stretch.stop)

@@ -139,8 +139,10 @@ class Posterior:
             Group(slice(0, outputs - 1), p.prior_latent, p.noise_latent),
             Group(slice(outputs - 1, outputs), p.prior_reward, p.noise_reward),
         ]
-        if self.rule == "released" or (p.prior_latent, p.noise_latent) == (p.prior_reward, p.noise_reward):
+        equal = (p.prior_latent, p.noise_latent) == (p.prior_reward, p.noise_reward) and not p.noise_from_data
+        if self.rule == "released" or equal:
             self.groups = [Group(slice(0, outputs), p.prior_latent, p.noise_latent)]
+        self.floors = [group.noise for group in self.groups]
         self.sizes = [group.outputs.stop - group.outputs.start for group in self.groups]
         self.mean = torch.zeros(outputs, features, dtype=torch.float64, device=device)
         self.priors = self.mean.new_tensor([group.prior for group in self.groups])
@@ -154,9 +156,10 @@ class Posterior:
         """Line 9: mu_j and Sigma_j from the data (Eq. 4); returns what is worth logging."""
         if self.rule == "released":
             return self._fit_released(data)
-        self.factors, jitter, info = posterior_factor(data.lower, self.priors, self.noises)
-        check(info)
-        self.mean.copy_(posterior_mean(self.factors, data.cross, self.sizes, self.noises))
+        jitter = self._regress(data)
+        if self.config.noise_from_data and data.rows:
+            self._estimate_noise(data, jitter)
+            jitter = self._regress(data)
         metrics = {"rows": float(data.rows), "jitter": float(jitter.max())}
         for g, group in enumerate(self.groups):
             # Mean predictive variance on the data, trace(Sigma G) / N, where G = noise (Sigma^-1 - ridge I).
@@ -164,6 +167,28 @@ class Posterior:
             trace = group.noise * (len(data.lower) - ridge * inverse_norm(self.factors[g]))
             metrics |= self._named(group, data, group.noise * ridge, trace)
         return metrics
+
+    def _regress(self, data: Statistics) -> Tensor:
+        """Eq. 4 with the present noise variances; returns the jitter (g,) of the factorisation."""
+        self.factors, jitter, info = posterior_factor(data.lower, self.priors, self.noises)
+        check(info)
+        self.mean.copy_(posterior_mean(self.factors, data.cross, self.sizes, self.noises))
+        return jitter
+
+    def _estimate_noise(self, data: Statistics, jitter: Tensor) -> None:
+        """Noise variances from the residuals, per group, no smaller than configured."""
+        for g, group in enumerate(self.groups):
+            residual = self._residuals(group, data, group.noise * (1 / group.prior + float(jitter[g])))
+            group.noise = max(self.floors[g], float(residual.mean()))
+        self.noises = self.mean.new_tensor([group.noise for group in self.groups])
+
+    def _residuals(self, group: Group, data: Statistics, ridge: float) -> Tensor:
+        """Mean squared residuals of the group's outputs.
+
+        The residual is t.t - 2 mu.c + mu.G mu, of which (G + ridge I) mu = c leaves t.t - mu.c - ridge mu.mu."""
+        mean, outputs = self.mean[group.outputs], group.outputs
+        fit = data.squares[outputs] - (mean * data.cross[:, outputs].T).sum(1) - ridge * mean.square().sum(1)
+        return (fit / max(1, data.rows)).clamp(min=0)
 
     def _fit_released(self, data: Statistics) -> dict[str, float]:
         """The ridge regression of the released code is Eq. 4 with prior 1 / ridge and noise 1."""
@@ -181,14 +206,10 @@ class Posterior:
         return metrics | self._named(self.groups[0], data, ridge, trace)
 
     def _named(self, group: Group, data: Statistics, ridge: float, trace: Tensor) -> dict[str, float]:
-        """Predictive standard deviation and root mean squared residual, for latents and reward.
-
-        The residual is t.t - 2 mu.c + mu.G mu, of which (G + ridge I) mu = c leaves t.t - mu.c - ridge mu.mu."""
+        """Predictive standard deviation and root mean squared residual, for latents and reward."""
         last, rows = len(self.mean) - 1, max(1, data.rows)
         spread = float((trace / rows).clamp(min=0).sqrt()) if data.rows else 0.0
-        mean, outputs = self.mean[group.outputs], group.outputs
-        fit = data.squares[outputs] - (mean * data.cross[:, outputs].T).sum(1) - ridge * mean.square().sum(1)
-        residual = (fit / rows).clamp(min=0)
+        outputs, residual = group.outputs, self._residuals(group, data, ridge)
         metrics: dict[str, float] = {}
         if outputs.start == 0 and last > 0:
             metrics |= {"sd_latent": spread, "residual_latent": float(residual[:last].mean().sqrt())}
@@ -236,13 +257,16 @@ class Posterior:
         return self.mean + eps @ self.factors[0]
 
     def state_dict(self) -> dict[str, Any]:
-        """Mean and factors."""
-        return {"mean": self.mean, "factors": self.factors}
+        """Mean, factors and noise variances."""
+        return {"mean": self.mean, "factors": self.factors, "noises": self.noises}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` gave."""
         self.mean.copy_(state["mean"])
         self.factors = state["factors"].to(self.mean.device)
+        self.noises = state["noises"].to(self.mean.device)
+        for group, noise in zip(self.groups, self.noises.tolist(), strict=True):
+            group.noise = noise
 
 
 def as_model(models: Models, weight: Tensor | None) -> SampledModel:

@@ -134,6 +134,13 @@ class Replay:
         self.transitions = sum(state["lengths"])
         self._open = [_Open() for _ in self._open]
 
+    def transition_slots(self) -> Tensor:
+        """The used slots that hold a transition, oldest episode first: all but the last of each episode."""
+        ends = torch.tensor([episode.length + 1 for episode in self.episodes]).cumsum(0) - 1
+        kept = torch.ones(self._used(), dtype=torch.bool)
+        kept[ends] = False
+        return self.stored_slots()[kept.to(self.device)]
+
     def stored_slots(self) -> Tensor:
         """All used slots, oldest episode first: length + 1 per episode."""
         start = self.episodes[0].start if self.episodes else 0

@@ -27,6 +27,11 @@ CASES = {
     "no-sampling": {"actions": 3, "algo": "egreedy-exploit"},
     "fresh-value": {"actions": 3, "algo": "fresh-value"},
     "two-environments": {"actions": 3, "num_envs": 2},
+    "standardised-latents": {"actions": 3, "latent": {"standardise": True}},
+    "clamped-predictions": {"actions": 3, "latent": {"clamp": True}},
+    "standardised-and-clamped-vectors": {"kind": "vector", "latent": {"standardise": True, "clamp": True}},
+    "automatic-reward-weight": {"actions": 3, "forward": {"reward_weight": 0}},
+    "noise-from-data": {"kind": "vector", "posterior": {"noise_from_data": True, "noise_reward": 1e-4}},
 }
 
 
@@ -148,13 +153,13 @@ def test_acting_agrees(num_envs):
 def test_each_frame_is_encoded_once_per_update(monkeypatch):
     agent = make("fast", torch.float32, chunk_rows=7)
     encoded = []
-    encode = agent.models.encode
+    encode = agent.models.autoencoder.encode
 
     def counting(frames):
         encoded.append(len(frames))
         return encode(frames)
 
-    monkeypatch.setattr(agent.models, "encode", counting)
+    monkeypatch.setattr(agent.models.autoencoder, "encode", counting)
     agent.update()
     assert sum(encoded) == sum(episode.length + 1 for episode in agent.replay.episodes)
     assert max(encoded) <= 7

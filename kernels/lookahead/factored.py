@@ -108,7 +108,14 @@ class Predictions(NamedTuple):
         return greedy_action(self.rewards, self.omega, self.values(value), discount, self.threshold, lots)
 
 
-def predict(model: Folded, termination: TanhNet, latents: Tensor, hidden: Tensor, threshold: float) -> Predictions:
+def predict(
+    model: Folded,
+    termination: TanhNet,
+    latents: Tensor,
+    hidden: Tensor,
+    threshold: float,
+    bounds: tuple[Tensor, Tensor] | None = None,
+) -> Predictions:
     """All actions from latent states (n, Z) and hidden states (n, H): n * A rows in bulk."""
     count, size = hidden.shape
     num_actions, latent = len(model.gru_columns), latents.shape[1]
@@ -125,7 +132,8 @@ def predict(model: Folded, termination: TanhNet, latents: Tensor, hidden: Tensor
         prediction = linear(x, model.output, model.output_bias)
     # The termination network reads z^ from here, not from `prediction`: rows of 2292 start at multiples of 16 bytes,
     # rows of 1537 do not, and a GPU would load them 4 bytes at once.
-    joint = torch.cat([prediction[:, :latent], rows], 1)
+    following = prediction[:, :latent] if bounds is None else prediction[:, :latent].clamp(*bounds)
+    joint = torch.cat([following, rows], 1)
     omega = tanh_net(termination, joint[:, :latent])
     shape = (count, num_actions)
     rewards = prediction[:, latent].to(joint.dtype)
@@ -142,10 +150,11 @@ def lookahead(
     hidden: Tensor,
     discount: float,
     threshold: float = 0.5,
+    bounds: tuple[Tensor, Tensor] | None = None,
 ) -> Lookahead:
     """One-step returns of all actions from latent states (n, Z) with hidden states (n, H)."""
     assert isinstance(termination, TanhNet)
     assert isinstance(value, TanhNet)
-    predictions = predict(folded(forward_model, sample), termination, latents, hidden, threshold)
+    predictions = predict(folded(forward_model, sample), termination, latents, hidden, threshold, bounds)
     next_hidden = predictions.latents_hidden[..., latents.shape[1] :]
     return Lookahead(predictions.returns(value, discount), next_hidden)
