@@ -80,7 +80,7 @@ def unit(name: Unit, agent: Agent, path: str) -> tuple[Callable[[], object], flo
 
         return fit, 1
     if name == "act":
-        observation = replay.observations[:1].numpy()
+        observation = replay.frames(torch.tensor([0])).numpy()
         count = 20
         return lambda: [agent.actor.act(observation, 0.0) for _ in range(count)], count
     table = _latents(agent, path)

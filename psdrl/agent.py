@@ -78,7 +78,9 @@ class Agent:
         self.evaluation_seed = seeds[4]
         triton_support.missing()  # Adam imports Triton and breaks on a broken one; asking first hides that one from it
         self.optimisers = make_optimisers(self.models, config)
-        self.replay = Replay(config.replay.capacity, config.num_envs, spec.shape, spec.dtype, self.device)
+        self.replay = Replay(
+            config.replay.capacity, config.num_envs, spec.shape, spec.dtype, self.device, config.replay.device
+        )
         outputs, features = self.models.forward_model.output.weight.shape
         self.posterior = Posterior(config, features, outputs, self.device)
         self.model: SampledModel = self.draw()  # before the first update: from the prior

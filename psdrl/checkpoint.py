@@ -24,6 +24,7 @@ from psdrl.errors import UserError
 
 # A resumed run may differ in these; everything else must be as it was.
 FREE = {"steps", "logdir", "resume", "device", "compile", "eval_every", "eval_episodes", "checkpoint_every"}
+FREE.add("replay.device")  # where the frames lie changes no number
 
 
 def save(logdir: Path, agent: Agent) -> Path:

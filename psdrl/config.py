@@ -121,6 +121,9 @@ class ReplayConfig:
     """Sequences B per batch. [paper]"""
     length: int = 250
     """Steps L per sequence; shrinks to the shortest episode while no episode is that long. [paper; released]"""
+    device: Literal["auto", "device", "host"] = "auto"
+    """Where the frames lie: on the run's device, or in (pinned) host memory, from where each batch is copied; auto: on
+    the device if they take less than a quarter of its free memory. On a CPU both are the same. [ours]"""
     time_limit_terminates: bool = False
     """Store a time limit as a termination, as the released code does. [ours: truncation is not termination]"""
 

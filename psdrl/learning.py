@@ -76,7 +76,7 @@ def train_autoencoder(
     loss_of = compiled(autoencoder_loss, config.compile)
     for _ in range(config.autoencoder.iterations):
         for slots in sample().slots[:, :-1]:
-            loss = loss_of(autoencoder, replay.observations[slots], config.loss_reduction)
+            loss = loss_of(autoencoder, replay.frames(slots), config.loss_reduction)
             gradient_step((optimisers["autoencoder"],), loss)
             losses.append(loss.detach())
     return {"autoencoder": torch.stack(losses).mean()} if losses else {}
@@ -89,7 +89,7 @@ def encode_buffer(models: Models, replay: Replay, chunk_rows: int) -> Tensor:
     table = like.new_zeros(replay.num_slots, models.autoencoder.latent_size)
     # 256 frames make 47 MB of activations in the paper's first convolution; more are no faster.
     for slots in replay.stored_slots().split(min(chunk_rows, 256)):
-        table[slots] = models.encode(replay.observations[slots])
+        table[slots] = models.encode(replay.frames(slots))
     return table
 
 

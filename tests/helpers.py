@@ -201,7 +201,7 @@ def stored_episodes(replay: Replay) -> list[dict[str, NDArray]]:
         slots = [(start + i) % replay.num_slots for i in range(length + 1)]
         episodes.append(
             {
-                "observations": replay.observations[slots].numpy(),
+                "observations": replay.frames(torch.tensor(slots)).numpy(),
                 "actions": replay.actions[slots[:-1]].numpy(),
                 "rewards": replay.rewards[slots[:-1]].numpy(),
                 "terminated": replay.terminated[slots[:-1]].numpy(),
