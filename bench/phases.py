@@ -21,7 +21,7 @@ from bench import published
 from bench.workload import make_agent, shortened
 from psdrl import learning, plain, planning, posterior
 from psdrl.agent import Agent
-from psdrl.cost import gemm_peak, measure_here
+from psdrl.rates import gemm_peak, measure_here
 from psdrl.sizes import Sizes
 
 Unit = Literal["autoencoder_step", "forward_step", "posterior", "value_step", "act"]
