@@ -223,3 +223,19 @@ def test_forecast_adds_up():
     assert {"autoencoder", "forward", "posterior", "value", "acting", "evaluation"} <= both.seconds.keys()
     slower = forecast(config, PONG, data_sheet("a100", "fp32"))
     assert slower.hours > both.hours
+
+
+def test_command_line(cli_run):
+    """Hours of one prediction, or the table; measures that only a GPU has are refused here."""
+    paper = ("cost", "--game", "Pong", "--preset", "paper")
+    one = cli_run("psdrl", *paper, "--device", "a100", "--precision", "bf16", "--compile", "--cuda-graphs")
+    assert (one.code, "PREDICTION" in one.out, "35%" in one.out) == (0, True, True)
+    groups = ("--num-envs", 8, "--env-groups", 2)
+    table = cli_run("psdrl", *paper, "--device", "h100", "--table", *groups)
+    assert table.code == 0
+    assert "on h100, 8 environment(s) in 2 group(s)" in table.out
+    assert sum(line.startswith("| ") for line in table.out.splitlines()) == 8
+    for option in ("--table", "--cuda-graphs"):
+        refused = cli_run("psdrl", *paper, option)
+        assert refused.code != 0
+        assert f"{option} is about GPUs" in refused.err
