@@ -22,7 +22,7 @@ def worst(unit: str, actions: int) -> float:
     if unit == "act":
         for agent in agents:
             agent.update()
-            agent.actor.act(agent.replay.observations[:1].numpy(), 0.0)
+            agent.actor.act(agent.replay.frames(torch.tensor([0])).numpy(), 0.0)
         return distance(agents[1].actor.hidden, agents[0].actor.hidden)
     if unit == "update":
         for agent in agents:

@@ -21,7 +21,7 @@ from bench import published
 from bench.workload import make_agent, shortened
 from psdrl import learning, plain, planning, posterior
 from psdrl.agent import Agent
-from psdrl.cost import gemm_peak, measure_here
+from psdrl.rates import gemm_peak, measure_here
 from psdrl.sizes import Sizes
 
 Unit = Literal["autoencoder_step", "forward_step", "posterior", "value_step", "act"]
@@ -80,7 +80,7 @@ def unit(name: Unit, agent: Agent, path: str) -> tuple[Callable[[], object], flo
 
         return fit, 1
     if name == "act":
-        observation = replay.observations[:1].numpy()
+        observation = replay.frames(torch.tensor([0])).numpy()
         count = 20
         return lambda: [agent.actor.act(observation, 0.0) for _ in range(count)], count
     table = _latents(agent, path)

@@ -65,15 +65,20 @@ class Agent:
         self.config, self.spec, self.dtype = config, spec, dtype
         self.device = resolve_device(config.device)
         self.execution = Execution.of(config, self.device)
-        seeds = [int(s) >> 1 for s in np.random.SeedSequence([config.seed, 2**16]).generate_state(5)]
+        seeds = [
+            int(s) >> 1 for s in np.random.SeedSequence([config.seed, 2**16]).generate_state(4 + config.env_groups)
+        ]
         self.rng = np.random.default_rng(seeds[0])  # batches and new networks
         self.generator = torch.Generator(self.device).manual_seed(seeds[1])  # draws from the posterior
         self.models = self._initialised(lambda: Models(config, spec), seeds[2])
-        self.actor = Actor(self, config.num_envs, seeds[3])
+        group = config.num_envs // config.env_groups
+        self.actors = [Actor(self, group, seed) for seed in (seeds[3], *seeds[5:])]  # one per group of environments
         self.evaluation_seed = seeds[4]
         triton_support.missing()  # Adam imports Triton and breaks on a broken one; asking first hides that one from it
         self.optimisers = make_optimisers(self.models, config)
-        self.replay = Replay(config.replay.capacity, config.num_envs, spec.shape, spec.dtype, self.device)
+        self.replay = Replay(
+            config.replay.capacity, config.num_envs, spec.shape, spec.dtype, self.device, config.replay.device
+        )
         outputs, features = self.models.forward_model.output.weight.shape
         self.posterior = Posterior(config, features, outputs, self.device)
         self.model: SampledModel = self.draw()  # before the first update: from the prior
@@ -81,6 +86,11 @@ class Agent:
         self.updates = 0
         self.episodes = 0
         self.next_update = 0  # step of the next update
+
+    @property
+    def actor(self) -> Actor:
+        """Who plays the environments, or the first group of them."""
+        return self.actors[0]
 
     def _initialised(self, build: Callable[[], Any], seed: int) -> Any:
         """What `build` makes, with PyTorch's initialisation drawn from this seed, on the agent's device."""
@@ -173,7 +183,7 @@ class Agent:
                 "device": self.device.type,
                 "rng": json.dumps(self.rng.bit_generator.state),
                 "generator": self.generator.get_state(),
-                "actor": self.actor.generator.get_state(),
+                "actors": torch.stack([actor.generator.get_state() for actor in self.actors]),
             },
         }
 
@@ -190,7 +200,8 @@ class Agent:
         self.rng.bit_generator.state = json.loads(state["random"]["rng"])
         if state["random"]["device"] == self.device.type:  # generators of CPU and GPU have different states
             self.generator.set_state(state["random"]["generator"].cpu())
-            self.actor.generator.set_state(state["random"]["actor"].cpu())
+            for actor, generator in zip(self.actors, state["random"]["actors"], strict=True):
+                actor.generator.set_state(generator.cpu().clone())  # a view with an offset crashes it
 
     def _on_device(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: tensor.to(self.device, self.dtype) for name, tensor in tensors.items()}

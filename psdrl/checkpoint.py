@@ -26,6 +26,7 @@ from psdrl.errors import UserError
 FREE = {
     *("steps", "logdir", "resume", "device", "compile", "cuda_graphs", "profile"),
     *("eval_every", "eval_episodes", "checkpoint_every"),
+    "replay.device",  # where the frames lie changes no number
 }
 
 

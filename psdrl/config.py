@@ -134,6 +134,9 @@ class ReplayConfig:
     """Sequences B per batch. [paper]"""
     length: int = 250
     """Steps L per sequence; shrinks to the shortest episode while no episode is that long. [paper; released]"""
+    device: Literal["auto", "device", "host"] = "auto"
+    """Where the frames lie: on the run's device, or in (pinned) host memory, from where each batch is copied; auto: on
+    the device if they take less than a quarter of its free memory. On a CPU both are the same. [ours]"""
     time_limit_terminates: bool = False
     """Store a time limit as a termination, as the released code does. [ours: truncation is not termination]"""
 
@@ -197,6 +200,9 @@ class Config:
     """Seed of networks, batches, posterior, policy and environments."""
     num_envs: int = 1
     """Parallel environments, each with its own episode and hidden state. [paper: 1]"""
+    env_groups: int = 1
+    """Environments are stepped in this many groups; while one group steps, the agent acts for another. It must divide
+    num_envs; EnvPool and ale step in threads of their own, other backends gain nothing. [ours]"""
     env_backend: Literal["auto", "envpool", "ale", "gymnasium"] = "auto"
     """What runs Atari: EnvPool, ale-py's vector environment, or gymnasium; auto takes the first that is installed."""
     device: str = "auto"
@@ -282,6 +288,10 @@ class Config:
             value = _lookup(self, name)
             if value < minimum:
                 raise UserError(f"{_flag(name)} is {value} but must be at least {minimum}.")
+        if self.num_envs % self.env_groups:
+            raise UserError(
+                f"--env-groups is {self.env_groups} but must divide --num-envs {self.num_envs}: groups are of one size."
+            )
         for name in _POSITIVE:
             if not _lookup(self, name) > 0:
                 raise UserError(f"{_flag(name)} is {_lookup(self, name)} but must be greater than 0.")
@@ -310,6 +320,7 @@ _MINIMA = {
     "steps": 1,
     "seed": 0,
     "num_envs": 1,
+    "env_groups": 1,
     "chunk_rows": 1,
     "eval_every": 0,
     "eval_episodes": 1,

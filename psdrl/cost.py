@@ -4,195 +4,176 @@ Counts floating-point operations, bytes and kernel launches of each phase of the
 can do. `here` measures this machine; the figures of devices nobody measured are predictions from their data sheets.
 """
 
-import time
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
 from psdrl.config import Config, Precision, Preset
 from psdrl.envs.vector import EnvSpec
 from psdrl.errors import UserError
-from psdrl.learning import autoencoder_loss
-from psdrl.models import Autoencoder, TanhNet
 from psdrl.presets import preset
-from psdrl.sizes import Sizes, convolutions, tanh_net
-
-
-class Device(NamedTuple):
-    """What a device can do. A CPU starts an operation, then computes it; a GPU computes while the next is started."""
-
-    name: str
-    flops: float  # per second, in matrix products of many rows
-    gradient: float  # per second, in gradient steps on B rows
-    convolution: float  # per second, in gradient steps of the autoencoder
-    flops64: float  # per second, float64
-    bandwidth: float  # bytes per second
-    launch: float  # seconds per operation
-    measured: bool
-
-
-# Data sheets (dense): A100 SXM 40 GB, H100 SXM. Half of the peak is assumed to be reached; a launch costs 4 us from
-# Python, of which CUDA graphs leave about a tenth. Nobody here has measured either device.
-_PEAK = {
-    "a100": {"fp32": 19.5e12, "tf32": 156e12, "bf16": 312e12},
-    "h100": {"fp32": 67e12, "tf32": 495e12, "bf16": 989e12},
-}
-_PEAK64 = {"a100": 19.5e12, "h100": 67e12}
-_BANDWIDTH = {"a100": 1.555e12, "h100": 3.35e12}
-REACHED = 0.5
-LAUNCH = 4e-6
-
-
-def data_sheet(name: str, precision: Precision = "tf32") -> Device:
-    """A device from its data sheet: a prediction."""
-    peak, peak64 = _PEAK[name][precision], _PEAK64[name]
-    rate = REACHED * peak
-    return Device(name, rate, rate, rate, REACHED * peak64, 0.8 * _BANDWIDTH[name], LAUNCH, measured=False)
-
-
-def gemm_peak(width: int, rows: int) -> float:
-    """Floating-point operations per second of rows x width x width products in float32, on this CPU."""
-    x, w = torch.randn(rows, width), torch.randn(width, width)
-    return 2 * rows * width * width / _best(lambda: x @ w.T)
-
-
-def measure_here(config: Config, spec: EnvSpec) -> Device:
-    """This machine's CPU: layers, gradient steps and convolutions of the run's own sizes, a copy larger than the
-    caches, a tiny operation."""
-    width, batch = config.forward.units, config.replay.batch
-    rows = min(config.chunk_rows, 4096, batch * config.value.target_every * spec.num_actions)
-    x, w = torch.randn(rows, width), torch.randn(width, width)
-    flops = 2 * rows * width * width / _best(lambda: (x @ w.T).tanh_())
-    net, states = TanhNet(width, width, 4), torch.randn(batch, width)
-    gradient = 6 * batch * tanh_net(width, width, 4) / _best(lambda: net(states).square().mean().backward())
-    convolution = flops
-    if spec.kind == "image":
-        autoencoder = Autoencoder(spec.shape, config.autoencoder)
-        frames = torch.zeros(min(40, config.replay.length), *spec.shape, dtype=torch.uint8)
-        macs = sum(convolutions(config, spec)[:2])
-        convolution = 6 * len(frames) * macs / _best(lambda: autoencoder_loss(autoencoder, frames, "sum").backward())
-    x64, w64 = x.double(), w.double()
-    flops64 = 2 * rows * width * width / _best(lambda: x64 @ w64.T)
-    launch = _best(_tiny_step()) / 50 / (2 * KERNELS["layer"] + KERNELS["step"])
-    source, target = torch.zeros(1 << 25), torch.zeros(1 << 25)
-    bandwidth = 2 * source.nbytes / _best(lambda: target.copy_(source))
-    return Device("here (cpu)", flops, gradient, convolution, flops64, bandwidth, launch, measured=True)
-
-
-def _tiny_step() -> Callable[[], object]:
-    """A gradient step of a network too small to compute anything: what is left is the cost of its operations."""
-    net = TanhNet(4, 4, 2)
-    optimiser = torch.optim.Adam(net.parameters(), fused=True)
-    x = torch.zeros(2, 4)
-
-    def steps() -> None:
-        for _ in range(50):
-            optimiser.zero_grad(set_to_none=True)
-            net(x).square().mean().backward()
-            optimiser.step()
-
-    return steps
-
-
-def _best(call: Callable[[], object], seconds: float = 0.15) -> float:
-    """Shortest time of a call, over at least three of them."""
-    times: list[float] = []
-    while len(times) < 3 or sum(times) < seconds:
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return min(times)
+from psdrl.rates import COMPILED, GPUS, KERNELS, REACHED, Device, data_sheet, measure_here
+from psdrl.sizes import Sizes, cells
 
 
 class Work(NamedTuple):
-    """Floating-point operations (two per multiply-add), bytes moved, kernels launched."""
+    """Kernels of one kind: floating-point operations (two per multiply-add), what they move, how many there are."""
 
     flops: float = 0.0
     gradient: float = 0.0
     convolution: float = 0.0
     flops64: float = 0.0
-    bytes: float = 0.0
+    bytes: float = 0.0  # the same in every precision: optimiser states, copies
+    weights: float = 0.0  # numbers that products read or write, in the networks' precision
+    activations: float = 0.0  # the same; measured rates have their traffic in them
+    casts: float = 0.0  # numbers cast between float32 and bfloat16, if that is the precision: 6 bytes each
     launches: float = 0.0
-
-    def __add__(self, other: tuple) -> "Work":
-        return Work(*(a + b for a, b in zip(self, other, strict=True)))
 
     @property
     def total(self) -> float:
         """All floating-point operations."""
         return self.flops + self.gradient + self.convolution + self.flops64
 
-    def times(self, count: float) -> "Work":
-        """This work `count` times over."""
-        return Work(*(a * count for a in self))
+    def arithmetic(self, device: Device) -> float:
+        """Seconds of computing."""
+        compute = self.flops / device.flops + self.gradient / device.gradient
+        return compute + self.convolution / device.convolution + self.flops64 / device.flops64
+
+    def traffic(self, device: Device) -> float:
+        """Seconds of moving data."""
+        numbers = self.weights + (0.0 if device.measured else self.activations)
+        casts = 6 * self.casts if device.item == 2 else 0.0
+        return (self.bytes + device.item * numbers + casts) / device.bandwidth
+
+
+class Loop(NamedTuple):
+    """Kinds of work that take turns, `times` over; `captured` if CUDA graphs can hold it."""
+
+    parts: tuple[Work, ...]
+    times: float = 1.0
+    captured: bool = False
+
+    @property
+    def launches(self) -> float:
+        """Operations of one pass."""
+        return sum(part.launches for part in self.parts)
 
     def seconds(self, device: Device) -> float:
-        """Arithmetic or memory, whichever takes longer; launches add to it on a CPU and hide behind it on a GPU."""
-        compute = self.flops / device.flops + self.gradient / device.gradient
-        compute += self.convolution / device.convolution + self.flops64 / device.flops64
-        work, launches = max(compute, self.bytes / device.bandwidth), self.launches * device.launch
-        return work + launches if device.measured else max(work, launches)
+        """Each part takes its arithmetic or its traffic, whichever is longer. A GPU runs while the next kernels are
+        launched; a CPU launches first, and its caches let the traffic of one part hide behind another's arithmetic."""
+        arithmetic = [part.arithmetic(device) for part in self.parts]
+        traffic = [part.traffic(device) for part in self.parts]
+        launching = self.launches * device.launch
+        if device.measured:
+            return self.times * (max(sum(arithmetic), sum(traffic)) + launching)
+        busy = sum(map(max, arithmetic, traffic)) + self.launches * device.gap
+        return self.times * (busy if device.graphs and self.captured else max(busy, launching))
 
 
-def _gradient(rows: float, macs: int, parameters: int, kernels: float) -> Work:
-    """A gradient step: forward, and twice that backward; Adam reads 4 and writes 3 numbers per parameter."""
-    return Work(gradient=6 * rows * macs, bytes=4 * parameters * (7 + 3), launches=kernels)
+class Phase(NamedTuple):
+    """Loops, one after another."""
+
+    loops: tuple[Loop, ...] = ()
+
+    @property
+    def total(self) -> float:
+        """All floating-point operations."""
+        return sum(loop.times * part.total for loop in self.loops for part in loop.parts)
+
+    @property
+    def launches(self) -> float:
+        """All operations."""
+        return sum(loop.times * loop.launches for loop in self.loops)
+
+    def seconds(self, device: Device) -> float:
+        """All loops."""
+        return sum(loop.seconds(device) for loop in self.loops)
 
 
-# Operations, counted with a dispatch mode at the cpu preset: per layer and gradient step of a tanh network and of a
-# convolution, besides the layers of a gradient step, per GRU step with and without gradients, per call of the rest.
-KERNELS = {"layer": 9, "convolution": 5, "step": 16, "gru_step": 32, "gru_scan": 14, "predict": 30, "act": 66}
+def _gradient(rows: float, macs: int, parameters: int, kernels: float) -> tuple[Work, Work]:
+    """A gradient step: forward, and twice that backward, in which weights are read twice and gradients written once;
+    Adam reads 4 and writes 3 numbers per parameter. In bfloat16 weights are cast, and their gradients back.
+
+    The activations of a step on up to 500 rows, 5 MB per layer, stay in a GPU's cache (A100: 40 MB).
+    """
+    step = Work(gradient=6 * rows * macs, weights=3 * parameters, casts=2 * parameters, launches=kernels)
+    return step, Work(bytes=4 * 7 * parameters)
+
+
+# Times that an activation crosses memory, besides the products that make and read it. Training: the bias is added
+# (read, written), ReLU, its gradient (two read, one written), the bias's gradient (read); compiled without the first
+# two and the last. Encoding: bias and ReLU. Products: written, read; training also reads it and its gradient (twice)
+# and writes the gradient.
+ELEMENTWISE = {"train": 8, "compiled": 5, "encode": 4}
+PRODUCTS = {"train": 6, "encode": 2}
 EPISODE = 1000  # steps of the longest episode, which the posterior's GRU walks through one by one
 ENVIRONMENT = {"image": 1e-3, "vector": 4e-5}  # seconds per step of one environment: Pong, DeepSea (bench/RESULTS.md)
 
 
-def update_work(config: Config, spec: EnvSpec, transitions: int) -> dict[str, Work]:
+def update_work(config: Config, spec: EnvSpec, transitions: int) -> dict[str, Phase]:
     """Work of one update with this many transitions in the buffer, by phase."""
     s, r = Sizes.of(config, spec), config.replay
     rows, p = r.batch * r.length, s.parameters
-    layer, step = KERNELS["layer"], KERNELS["step"]
-    work: dict[str, Work] = {}
+    kernels = COMPILED if config.compile else KERNELS
+    layer, step = kernels["layer"], kernels["step"]
+    work: dict[str, Phase] = {}
     if "autoencoder" in p:
-        steps = config.autoencoder.iterations * r.batch
+        encoded, decoded = cells(config, spec)
+        activations = r.length * (encoded + decoded)
         depth = 2 * len(config.autoencoder.channels) + 2 * bool(config.autoencoder.latent)
-        kernels = KERNELS["convolution"] * depth + step
-        one = Work(0, 0, 6 * r.length * s.autoencoder, 0, 4 * p["autoencoder"] * (7 + 3), kernels)
-        work["autoencoder"] = one.times(steps)
-        work["encoding"] = Work(convolution=2 * s.encoder * transitions)
+        one, adam = _gradient(0, 0, p["autoencoder"], kernels["convolution"] * depth + step)
+        one = one._replace(convolution=6 * r.length * s.autoencoder, activations=PRODUCTS["train"] * activations)
+        pointwise = Work(activations=ELEMENTWISE["compiled" if config.compile else "train"] * activations)
+        steps = config.autoencoder.iterations * r.batch
+        work["autoencoder"] = Phase((Loop((one, pointwise, adam), steps, captured=True),))
+        frame = Work(convolution=2 * s.encoder, activations=PRODUCTS["encode"] * encoded)
+        work["encoding"] = Phase((Loop((frame, Work(activations=ELEMENTWISE["encode"] * encoded)), transitions),))
     window = config.forward.window
     windows = config.forward.iterations * -(-r.length // window)
     depth = config.forward.layers + config.termination.layers
-    gru = KERNELS["gru_step"] * window
-    work["forward"] = _gradient(
+    parts = _gradient(
         rows * config.forward.iterations / windows, s.forward + s.termination, p["forward"] + p["termination"],
-        layer * depth + gru + 2 * step,
-    ).times(windows)  # fmt: skip
-    k, outputs = s.features, s.latent + 1
-    features = s.forward - k * outputs
-    scan = KERNELS["gru_scan"] * min(transitions, EPISODE)
-    sums = 2 * transitions * k * (k / 2 + outputs)  # one triangle
-    gram = Work(flops=2 * features * transitions, flops64=sums, launches=scan)
-    solve = Work(flops64=2 * k**3 + 6 * k * k * outputs, bytes=8 * 4 * k * k, launches=50)
-    work["posterior"] = gram + solve if config.rule != "none" else Work()
+        layer * depth + kernels["gru_step"] * window + 2 * step,
+    )  # fmt: skip
+    work["forward"] = Phase((Loop(parts, windows, captured=True),))
+    work["posterior"] = _posterior_work(s, transitions) if config.rule != "none" else Phase()
     steps = config.value.iterations * r.length * (4 if config.algo == "fresh-value" else 1)
-    ahead = 2 * r.batch * (s.state + s.actions * (s.action + s.termination + s.value))
-    predictions = KERNELS["predict"] * s.actions * r.batch / min(config.chunk_rows, rows * s.actions)
+    scan = Work(flops=2 * r.batch * s.gru, launches=kernels["gru_scan"])
+    predictions = kernels["predict"] * s.actions * r.batch / min(config.chunk_rows, rows * s.actions)
     targets = 4 * config.value.layers / config.value.target_every
-    gradient = _gradient(r.batch, s.value, p["value"], layer * config.value.layers + step)
-    work["value"] = (Work(flops=ahead, launches=predictions + targets) + gradient).times(steps)
+    ahead = Work(
+        flops=2 * r.batch * (s.state + s.actions * (s.action + s.termination + s.value)),
+        launches=predictions + targets,
+    )
+    parts = _gradient(r.batch, s.value, p["value"], layer * config.value.layers + step)
+    copy = Work(bytes=2 * 4 * p["value"] / config.value.target_every)
+    work["value"] = Phase((Loop((scan,), steps), Loop((ahead, *parts, copy), steps, captured=True)))
     return work
 
 
-def act_work(config: Config, spec: EnvSpec) -> Work:
-    """One action of every environment: every weight is read once, which is what it costs."""
+def _posterior_work(s: Sizes, transitions: int) -> Phase:
+    """The GRU through the longest episode, then features of all transitions and their sums in float64 (of the Gram
+    matrix one triangle), then factor, mean and sample."""
+    k, outputs = s.features, s.latent + 1
+    scan = Loop((Work(launches=KERNELS["gru_scan"]),), min(transitions, EPISODE))
+    features = Work(flops=2 * (s.forward - k * outputs))
+    widened = Work(bytes=(4 + 8 + 8) * (k + outputs))  # read in float32, written and read again in float64
+    sums = Work(flops64=2 * k * (k / 2 + outputs))
+    solve = Work(flops64=2 * k**3 + 6 * k * k * outputs, bytes=8 * 4 * k * k, launches=50)
+    return Phase((scan, Loop((features, widened, sums), transitions), Loop((solve,))))
+
+
+def act_work(config: Config, spec: EnvSpec) -> Loop:
+    """One action of every environment of a group: every weight is read once, which is what it costs."""
     s = Sizes.of(config, spec)
     weights = s.state + s.action + s.termination + s.value + (s.parameters.get("autoencoder", 0) // 2)
-    flops = 2 * config.num_envs * (s.encoder + s.state + s.actions * (s.action + s.termination + s.value))
-    return Work(flops=flops, bytes=4 * weights, launches=KERNELS["act"])
+    rows = config.num_envs // config.env_groups
+    flops = 2 * rows * (s.encoder + s.state + s.actions * (s.action + s.termination + s.value))
+    return Loop((Work(flops=flops, weights=weights, casts=weights, launches=KERNELS["act"]),), captured=True)
 
 
 def memory(config: Config, spec: EnvSpec) -> dict[str, float]:
@@ -244,21 +225,37 @@ class Forecast(NamedTuple):
         return sum(self.seconds.values()) / 3600
 
 
+def interaction(config: Config, spec: EnvSpec, device: Device) -> tuple[float, float]:
+    """Seconds of acting, and seconds of waiting for environments, while each environment takes one step.
+
+    Atari steps its environments in threads: at once if there is a core for each, which is assumed of a GPU's host.
+    With several groups a group steps while the agent acts for the others.
+    """
+    groups = config.env_groups
+    act = act_work(config, spec).seconds(device) + device.latency
+    if spec.kind == "vector":
+        return groups * act, ENVIRONMENT["vector"] * config.num_envs
+    cores = os.cpu_count() or 1 if device.measured else config.num_envs
+    size = config.num_envs // groups
+    step = ENVIRONMENT["image"] * -(-size // min(cores, size))
+    return groups * act, max(0.0, act + step - groups * act)
+
+
 def forecast(config: Config, spec: EnvSpec, device: Device, episode: int = 2000) -> Forecast:
     """The whole run; evaluation episodes are taken to last `episode` steps."""
     seconds: dict[str, float] = {}
-    # Work is linear in the buffer: two points give every update.
+    # Work grows in proportion to the buffer: two points give every update.
     capacity = config.replay.capacity
     empty, full = update_work(config, spec, 0), update_work(config, spec, capacity)
     fills = [min(step, capacity) / capacity for step in update_steps(config)]
     for name in full:
         a, b = empty[name].seconds(device), full[name].seconds(device)
         seconds[name] = sum(a + (b - a) * fill for fill in fills)
-    act = act_work(config, spec).seconds(device)
-    seconds["acting"] = act * config.steps / config.num_envs
-    seconds["environment"] = ENVIRONMENT[spec.kind] * config.steps
+    acting, waiting = interaction(config, spec, device)
+    rounds = config.steps / config.num_envs
+    seconds |= {"acting": acting * rounds, "environment": waiting * rounds}
     if config.eval_every:
-        one = act_work(replace(config, num_envs=1), spec).seconds(device) + ENVIRONMENT[spec.kind]
+        one = sum(interaction(replace(config, num_envs=1, env_groups=1), spec, device))
         seconds["evaluation"] = one * config.steps / config.eval_every * config.eval_episodes * episode
     return Forecast(seconds, memory(config, spec))
 
@@ -270,13 +267,15 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def device_for(name: str, config: Config, spec: EnvSpec, precision: Precision = "tf32") -> Device:
+def device_for(
+    name: str, config: Config, spec: EnvSpec, precision: Precision = "tf32", cuda_graphs: bool = False
+) -> Device:
     """`here`, measured at the run's own width; or a data sheet."""
     if name == "here":
         return measure_here(config, spec)
-    if name not in _PEAK:
+    if name not in GPUS:
         raise UserError(f"No figures for device {name!r}: use here, a100 or h100.")
-    return data_sheet(name, precision)
+    return data_sheet(name, precision, cuda_graphs)
 
 
 @dataclass(frozen=True)
@@ -293,30 +292,80 @@ class Question:
     """here: measured; a100, h100: predicted from data sheets."""
     precision: Precision = "tf32"
     """Precision of the networks on a GPU; `here` computes in fp32."""
+    compile: bool = False
+    """With torch.compile, as for psdrl.train: fewer elementwise kernels."""
+    cuda_graphs: bool = True
+    """On a GPU, CUDA graphs for gradient steps, planning and acting: of each of their launches a tenth remains."""
+    num_envs: int = 1
+    """Parallel environments, as for psdrl.train."""
+    env_groups: int = 1
+    """Groups in which they are stepped, as for psdrl.train."""
     actions: int = 0
     """Number of actions; 0: those of the environment."""
     steps: int = 0
     """Environment steps; 0: those of the preset."""
+    table: bool = False
+    """Print predicted hours of all precisions, with and without torch.compile and CUDA graphs, for 6 and 18 actions."""
 
 
 def run(question: Question) -> None:
     """`psdrl cost`."""
     from psdrl.envs import make_env
 
+    if question.device == "here" and question.table:
+        raise UserError("--table is about GPUs: add --device a100 or --device h100.")
     config = preset(Config(game=question.game, env=question.env, preset=question.preset))
-    config = replace(config, steps=question.steps or config.steps)
+    config = replace(
+        config, steps=question.steps or config.steps, compile=question.compile, num_envs=question.num_envs,
+        env_groups=question.env_groups,
+    )  # fmt: skip
     config.check()
-    env = make_env(config)
+    env = make_env(config, num_envs=1)
     env.close()
     spec = replace(env.spec, num_actions=question.actions or env.spec.num_actions)
-    device = device_for(question.device, config, spec, question.precision)
+    if question.table:
+        Console(width=200).print(hours_table(config, spec, question.device), highlight=False, markup=False)
+        return
+    device = device_for(question.device, config, spec, question.precision, question.cuda_graphs)
     report(Console(), config, spec, device, question.precision if question.device != "here" else "fp32")
 
 
-def report(console: Console, config: Config, spec: EnvSpec, device: Device, precision: str) -> None:
+def hours_table(config: Config, spec: EnvSpec, name: str) -> str:
+    """Predicted hours of the run on this GPU, evaluation included, as a Markdown table and what it rests on."""
+
+    def hours(precision: Precision, actions: int, compiled: bool, graphs: bool, reached: float = 0.0) -> Forecast:
+        device = data_sheet(name, precision, graphs, reached)
+        return forecast(replace(config, compile=compiled), replace(spec, num_actions=actions), device)
+
+    measures = {"eager": (False, False), "compile": (True, False), "CUDA graphs": (False, True), "both": (True, True)}
+    lines = [
+        f"| precision | actions | {' | '.join(measures)} |",
+        "| --- | ---: |" + " ---: |" * len(measures),
+    ]
+    precisions: tuple[Precision, ...] = ("fp32", "tf32", "bf16")
+    for actions in (6, 18):
+        for precision in precisions:
+            cells = (f"{hours(precision, actions, *measure).hours:.2f}" for measure in measures.values())
+            lines.append(f"| {precision} | {actions} | {' | '.join(cells)} |")
+    best = hours("tf32", 6, True, True)
+    phases = sorted(best.seconds.items(), key=lambda item: -item[1])
+    shares = ", ".join(f"{phase} {seconds / 60:.1f}" for phase, seconds in phases)
+    low, high = (hours("tf32", 6, True, True, reached).hours for reached in (0.7, 0.35))
+    lines += [
+        "",
+        f"Predicted, not measured: hours of {config.steps:,} steps of {config.env_name}, preset {config.preset}, on "
+        f"{name}, {config.num_envs} environment(s) in {config.env_groups} group(s), evaluation included. "
+        f"Assumed of the data sheet's peak: {', '.join(f'{name} {part:.0%}' for name, part in REACHED.items())}.",
+        f"tf32, 6 actions, both: {low:.2f} h at 70% of peak, {high:.2f} h at 35%. Minutes by phase: {shares}.",
+    ]
+    return "\n".join(lines)
+
+
+def report(console: Console, config: Config, spec: EnvSpec, device: Device, precision: Precision) -> None:
     """Print the forecast as a table."""
     f = forecast(config, spec, device)
-    word = "measured rates" if device.measured else f"PREDICTION from the data sheet, {REACHED:.0%} of peak assumed"
+    assumed = f"PREDICTION from the data sheet, {REACHED[precision]:.0%} of peak assumed"
+    word = "measured rates" if device.measured else assumed
     table = Table(title=f"{config.env_name}, preset {config.preset}, {precision} on {device.name} ({word})")
     for column in ("phase", "seconds per update, full buffer", "hours per run", "TFLOP per update", "launches"):
         table.add_column(column, justify="left" if column == "phase" else "right")
@@ -328,9 +377,9 @@ def report(console: Console, config: Config, spec: EnvSpec, device: Device, prec
         else:
             cells = ("", "", "")
         table.add_row(name, cells[0], f"{seconds / 3600:.3g}", cells[1], cells[2])
-    total = sum((w for w in work.values()), Work())
+    total = sum(w.total for w in work.values())
     per_update = sum(w.seconds(device) for w in work.values())
-    table.add_row("total", f"{per_update:.3g}", f"{f.hours:.3g}", f"{total.total / 1e12:.3g}", "")
+    table.add_row("total", f"{per_update:.3g}", f"{f.hours:.3g}", f"{total / 1e12:.3g}", "")
     console.print(table)
     parts = ", ".join(f"{name} {size / 1e9:.2g}" for name, size in f.bytes.items())
     console.print(f"memory: {sum(f.bytes.values()) / 1e9:.2g} GB ({parts})", highlight=False, soft_wrap=True)

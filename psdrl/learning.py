@@ -102,7 +102,7 @@ def train_autoencoder(
     losses: list[Tensor] = []
     for _ in range(config.autoencoder.iterations):
         for slots in sample().slots[:, :-1]:
-            losses += run(replay.observations[slots])
+            losses += run(replay.frames(slots))
     return {"autoencoder": torch.stack(losses).mean()} if losses else {}
 
 
@@ -114,7 +114,7 @@ def encode_buffer(models: Models, replay: Replay, chunk_rows: int, execution: Ex
     # 256 frames make 47 MB of activations in the paper's first convolution; more are no faster.
     for slots in replay.stored_slots().split(min(chunk_rows, 256)):
         with execution.autocast():
-            latents = models.autoencoder.encode(replay.observations[slots])
+            latents = models.autoencoder.encode(replay.frames(slots))
         table[slots] = latents.to(table)
     if models.needs_refresh:
         slots = replay.stored_slots()

@@ -1,32 +1,94 @@
-"""The training loop: lines 4 to 23 of Algorithm 1, for N environments."""
+"""The training loop: lines 4 to 23 of Algorithm 1, for N environments in one or more groups."""
 
 import time
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
 
+from psdrl.acting import Actor
 from psdrl.agent import Agent
 from psdrl.checkpoint import save
-from psdrl.envs.vector import VectorEnv
+from psdrl.envs.vector import Step, VectorEnv
 from psdrl.log import Log, NoLog
 from psdrl.profiling import Profile, device_for
 
 
+class Group:
+    """Environments that are stepped together, from `first` on, and the actor that plays them."""
+
+    def __init__(self, agent: Agent, env: VectorEnv, actor: Actor, first: int) -> None:
+        self.agent, self.env, self.actor, self.first = agent, env, actor, first
+        self.score = np.zeros(env.num_envs)
+        self.length = np.zeros(env.num_envs, np.int64)
+        self.actions = np.zeros(env.num_envs, np.int64)
+        self.ended = np.zeros(env.num_envs, bool)
+        self.stepping = False
+        self.observation = env.reset()
+        actor.start(np.ones(env.num_envs, bool))
+        for i in range(env.num_envs):
+            agent.replay.start(first + i, self.observation[i])
+
+    def act(self) -> None:
+        """Lines 14, 15 and 17: choose actions and begin the step."""
+        if self.ended.all():  # the step only starts new episodes: nothing to decide
+            self.actions = np.zeros(self.env.num_envs, np.int64)
+        else:
+            self.actions = self.actor.act(self.observation, self.agent.config.epsilon(self.agent.step))
+        self.env.send(self.actions)
+        self.stepping = True
+
+    def receive(self) -> Step:
+        """Lines 16 and 19 to 21: the outcome of the step; where an episode starts h is zero."""
+        step = self.env.recv()
+        self.stepping = False
+        self.actor.start(step.started)
+        self.observation, self.ended = step.observation, step.terminated | step.truncated
+        return step
+
+    def store(self, step: Step, log: Log) -> None:
+        """Line 18: count and keep the transitions of a step."""
+        agent = self.agent
+        rewards = agent.transform(step.reward)
+        cut_is_end = agent.config.replay.time_limit_terminates
+        agent.step += int((~step.started).sum())
+        for i in range(self.env.num_envs):
+            if step.started[i]:
+                agent.replay.start(self.first + i, step.observation[i])
+                if agent.config.policy.sample_every_episode:
+                    agent.model = agent.draw()
+                self.score[i] = self.length[i] = 0
+                continue
+            terminated, truncated = bool(step.terminated[i]), bool(step.truncated[i])
+            ends = terminated or (cut_is_end and truncated)
+            action, reward = int(self.actions[i]), float(rewards[i])
+            agent.replay.add(self.first + i, action, reward, step.observation[i], ends, truncated)
+            self.score[i] += step.reward[i]
+            self.length[i] += 1
+            if terminated or truncated:
+                agent.episodes += 1
+                log.scalars(agent.step, {"train/return": float(self.score[i]), "train/length": float(self.length[i])})
+
+
 def train(agent: Agent, env: VectorEnv, log: Log | None = None, stop: Callable[[], bool] = lambda: False) -> None:
-    """Interact until config.steps or until `stop()`; every environment starts a new episode."""
+    """Interact until config.steps or until `stop()`; every environment starts a new episode.
+
+    The groups of environments take turns: the outcome of a group's last step is received and stored, its next actions
+    are chosen and sent. Meanwhile all other groups step. With one group this is the loop of Algorithm 1.
+    """
     config, log = agent.config, log or NoLog()
     trace = (log.logdir or Path()) / f"trace-{(config.profile or '').replace(':', '-')}.json"
     profile = Profile(config.profiled, device_for(agent.device, trace))
-    score = np.zeros(env.num_envs)
-    length = np.zeros(env.num_envs, np.int64)
+    size = env.num_envs // len(env.groups)
+    pairs = zip(env.groups, agent.actors, strict=True)
+    groups = [Group(agent, part, actor, g * size) for g, (part, actor) in enumerate(pairs)]
     acting = 0.0
-    observation = env.reset()
-    agent.actor.start(np.ones(env.num_envs, bool))
-    for i in range(env.num_envs):
-        agent.replay.start(i, observation[i])
-    ended = np.zeros(env.num_envs, bool)
-    while agent.step < config.steps and not stop():
+    for group in cycle(groups):
+        if group.stepping:
+            acting += _finish(group, log)
+        if agent.step >= config.steps or stop():
+            break
         if agent.update_due():
             profile.before(agent.updates)
             metrics = agent.update(log.phase)
@@ -36,41 +98,29 @@ def train(agent: Agent, env: VectorEnv, log: Log | None = None, stop: Callable[[
             log.scalars(agent.step, metrics)
             log.phase("acting")
         before = time.perf_counter()
-        if ended.all():  # the step only starts new episodes: nothing to decide
-            actions = np.zeros(env.num_envs, np.int64)
-        else:
-            actions = agent.actor.act(observation, config.epsilon(agent.step))
-        step = env.step(actions)
+        group.act()
         acting += time.perf_counter() - before
-        agent.actor.start(step.started)
-        rewards = agent.transform(step.reward)
-        cut_is_end = config.replay.time_limit_terminates
-        old_step = agent.step
-        agent.step += int((~step.started).sum())
-        for i in range(env.num_envs):
-            if step.started[i]:
-                agent.replay.start(i, step.observation[i])
-                if config.policy.sample_every_episode:
-                    agent.model = agent.draw()
-                score[i] = length[i] = 0
-                continue
-            terminated = bool(step.terminated[i] or (cut_is_end and step.truncated[i]))
-            agent.replay.add(
-                i, int(actions[i]), float(rewards[i]), step.observation[i], terminated, bool(step.truncated[i])
-            )
-            score[i] += step.reward[i]
-            length[i] += 1
-            if step.terminated[i] or step.truncated[i]:
-                agent.episodes += 1
-                log.scalars(agent.step, {"train/return": float(score[i]), "train/length": float(length[i])})
-        observation, ended = step.observation, step.terminated | step.truncated
-        log.progress(agent.step)
-        if _crossed(old_step, agent.step, config.eval_every):
-            evaluate_now(agent, log)
-        if _crossed(old_step, agent.step, config.checkpoint_every):
-            checkpoint(agent, log)
+    for group in groups:
+        if group.stepping:  # what was begun is kept
+            _finish(group, log)
     profile.close()
     checkpoint(agent, log)
+
+
+def _finish(group: Group, log: Log) -> float:
+    """Receive and store a step, evaluate and save if that is due; returns the seconds waited for the environments."""
+    agent, config = group.agent, group.agent.config
+    before = time.perf_counter()
+    step = group.receive()
+    waited = time.perf_counter() - before
+    old_step = agent.step
+    group.store(step, log)
+    log.progress(agent.step)
+    if _crossed(old_step, agent.step, config.eval_every):
+        evaluate_now(agent, log)
+    if _crossed(old_step, agent.step, config.checkpoint_every):
+        checkpoint(agent, log)
+    return waited
 
 
 def sequence_length(agent: Agent) -> int:

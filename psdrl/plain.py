@@ -32,7 +32,7 @@ class EncodeOnUse:
 
     @torch.no_grad()
     def _encoded(self, slots: Tensor) -> Tensor:
-        autoencoder, observations = self.models.autoencoder, self.replay.observations[slots]
+        autoencoder, observations = self.models.autoencoder, self.replay.frames(slots)
         if isinstance(autoencoder, Autoencoder):
             return autoencoder.encoder(autoencoder.images(observations))
         return autoencoder.encode(observations)
@@ -55,7 +55,7 @@ def train_autoencoder(
     losses = []
     for _ in range(config.autoencoder.iterations):
         for slots in sample().slots[:, :-1]:
-            loss = autoencoder_loss(autoencoder, replay.observations[slots], config.loss_reduction)
+            loss = autoencoder_loss(autoencoder, replay.frames(slots), config.loss_reduction)
             gradient_step(optimisers["autoencoder"], loss)
             losses.append(loss.detach())
     return {"autoencoder": torch.stack(losses).mean()} if losses else {}

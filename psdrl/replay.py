@@ -4,9 +4,10 @@ An episode of n transitions takes n + 1 consecutive slots of a ring: slot i hold
 last, the action, reward and termination that followed it. s_{i+1} is the next slot, so nothing is stored twice.
 """
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -30,6 +31,28 @@ class Episode(NamedTuple):
     length: int
 
 
+def free_memory(device: torch.device) -> int:
+    """Free bytes of a CUDA device."""
+    return torch.cuda.mem_get_info(device)[0]
+
+
+def on_device(where: Literal["auto", "device", "host"], size: int, device: torch.device) -> bool:
+    """Whether `size` bytes of frames are to lie on the device, by `replay.device`; a CPU's memory is the host's."""
+    if device.type == "cpu" or where != "auto":
+        return device.type == "cpu" or where == "device"
+    return size < free_memory(device) / 4
+
+
+def uploaded(x: Tensor, device: torch.device) -> Tensor:
+    """A host tensor on the device; from pinned memory a GPU copies when it gets there, and the host goes on."""
+    return (x.pin_memory() if device.type == "cuda" else x).to(device, non_blocking=True)
+
+
+def host_empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A tensor in host memory, pinned if there is a GPU to copy to."""
+    return torch.empty(shape, dtype=dtype, pin_memory=torch.cuda.is_available())
+
+
 @dataclass
 class _Open:
     """An episode that has not ended; it is copied into the ring when it does."""
@@ -40,15 +63,27 @@ class _Open:
 
 
 class Replay:
-    """At most `capacity` transitions and 9/8 as many slots: a hard bound on memory, besides the running episodes."""
+    """At most `capacity` transitions and 9/8 as many slots: a hard bound on memory, besides the running episodes.
+
+    Observations are read with `frames`; they lie on the device, or in host memory (`where`).
+    """
 
     def __init__(
-        self, capacity: int, num_envs: int, shape: tuple[int, ...], dtype: str, device: torch.device | str = "cpu"
+        self,
+        capacity: int,
+        num_envs: int,
+        shape: tuple[int, ...],
+        dtype: str,
+        device: torch.device | str = "cpu",
+        where: Literal["auto", "device", "host"] = "auto",
     ) -> None:
-        self.capacity, self._dtype = capacity, np.dtype(dtype)
+        self.capacity, self._dtype, self.device = capacity, np.dtype(dtype), torch.device(device)
         # Each episode needs one slot more than it has transitions; with episodes under 8 steps the slots bind first.
         self.num_slots = capacity + max(1, capacity // 8)
-        self.observations = torch.zeros(self.num_slots, *shape, dtype=getattr(torch, dtype), device=device)
+        slots, kind = (self.num_slots, *shape), getattr(torch, dtype)
+        self.on_device = on_device(where, math.prod(slots) * kind.itemsize, self.device)
+        empty = torch.empty(slots, dtype=kind, device=device) if self.on_device else host_empty(slots, kind)
+        self.observations = empty.zero_()
         self.actions = torch.zeros(self.num_slots, dtype=torch.int64, device=device)
         self.rewards = torch.zeros(self.num_slots, device=device)
         self.terminated = torch.zeros(self.num_slots, device=device)
@@ -57,10 +92,14 @@ class Replay:
         self._head = 0  # next free slot
         self._open = [_Open() for _ in range(num_envs)]
 
-    @property
-    def device(self) -> torch.device:
-        """Where the transitions are stored."""
-        return self.observations.device
+    def frames(self, slots: Tensor) -> Tensor:
+        """Observations (..., *shape) of slots (...), on the device."""
+        if self.on_device:
+            return self.observations[slots]
+        # Fresh staging each time: PyTorch's pinned allocator keeps it from reuse until the copy has happened.
+        staging = host_empty((slots.numel(), *self.observations.shape[1:]), self.observations.dtype)
+        torch.index_select(self.observations, 0, slots.flatten().cpu(), out=staging)
+        return staging.to(self.device, non_blocking=True).view(*slots.shape, *staging.shape[1:])
 
     def start(self, env: int, observation: NDArray) -> None:
         """A new episode of environment `env` begins; an unfinished one is forgotten."""
@@ -85,7 +124,8 @@ class Replay:
         ):
             self.transitions -= self.episodes.popleft().length
         slots = (self._head + torch.arange(length + 1)) % self.num_slots
-        self.observations[slots] = torch.from_numpy(np.stack(episode.observations[-length - 1 :])).to(self.device)
+        frames = torch.from_numpy(np.stack(episode.observations[-length - 1 :]))
+        self.observations[slots] = frames.to(self.observations.device)
         self.actions[slots[:-1]] = torch.tensor(episode.actions[-length:], device=self.device)
         self.rewards[slots[:-1]] = torch.tensor(episode.rewards[-length:], device=self.device, dtype=torch.float32)
         self.terminated[slots] = 0.0
@@ -108,7 +148,7 @@ class Replay:
         episodes = np.array([episode for episode in self.episodes if episode.length >= length])
         chosen = episodes[rng.integers(len(episodes), size=batch)]
         starts = chosen[:, 0] + rng.integers(chosen[:, 1] - length + 1)
-        slots = torch.from_numpy((starts[:, None] + np.arange(length + 1)) % self.num_slots).to(self.device)
+        slots = uploaded(torch.from_numpy((starts[:, None] + np.arange(length + 1)) % self.num_slots), self.device)
         now = slots[:, :-1]
         return Batch(slots, self.actions[now], self.rewards[now], self.terminated[now])
 
@@ -116,7 +156,8 @@ class Replay:
         """Stored episodes, oldest first; running episodes are not part of it."""
         slots = self.stored_slots()
         fields = ("observations", "actions", "rewards", "terminated")
-        return {name: getattr(self, name)[slots].cpu() for name in fields} | {
+        tensors: dict[str, Tensor] = {name: getattr(self, name) for name in fields}
+        return {name: tensor[slots.to(tensor.device)].cpu() for name, tensor in tensors.items()} | {
             "lengths": [episode.length for episode in self.episodes]
         }
 
@@ -124,7 +165,7 @@ class Replay:
         """Restore what `state_dict` gave; running episodes are forgotten."""
         count = len(state["actions"])
         for name in ("observations", "actions", "rewards", "terminated"):
-            getattr(self, name)[:count] = state[name].to(self.device)
+            getattr(self, name)[:count].copy_(state[name])
         self.episodes.clear()
         start = 0
         for length in state["lengths"]:

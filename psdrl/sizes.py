@@ -18,6 +18,7 @@ class Sizes:
     encoder: int  # multiply-adds per frame
     autoencoder: int
     forward: int  # multiply-adds per row, GRU included
+    gru: int  # of these: the GRU
     state: int  # of these: once per state in the factored lookahead
     action: int  # per state and action in the folded lookahead
     termination: int
@@ -44,8 +45,8 @@ class Sizes:
         if ae_parameters:
             parameters["autoencoder"] = ae_parameters
         return cls(
-            latent, hidden, f.units, actions, encoder, encoder + decoder, gru + sum(inner) + output, state, action,
-            termination, value, parameters,
+            latent, hidden, f.units, actions, encoder, encoder + decoder, gru + sum(inner) + output, gru, state,
+            action, termination, value, parameters,
         )  # fmt: skip
 
 
@@ -77,3 +78,17 @@ def convolutions(config: Config, spec: EnvSpec) -> tuple[int, int, int, int]:
         size = (size - 1) * stride + kernel
         parameters += inputs * outputs * kernel * kernel
     return encoder, decoder, c.latent or flat, parameters
+
+
+def cells(config: Config, spec: EnvSpec) -> tuple[int, int]:
+    """Activations per frame that the convolutions of encoder and decoder make."""
+    c, size = config.autoencoder, spec.shape[1]
+    encoder = decoder = 0
+    for outputs, kernel, stride in zip(c.channels, c.kernels, c.strides, strict=True):
+        size = (size - kernel) // stride + 1
+        encoder += outputs * size * size
+    inner = zip(reversed(c.channels[:-1]), c.decoder_kernels[:-1], tuple(reversed(c.strides))[:-1], strict=True)
+    for outputs, kernel, stride in inner:
+        size = (size - 1) * stride + kernel
+        decoder += outputs * size * size
+    return encoder, decoder + spec.shape[0] * spec.shape[1] * spec.shape[2]  # the last makes the picture

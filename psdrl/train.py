@@ -118,10 +118,11 @@ def _summary(console: Console, agent: Agent, why_preset: str, checkpoint: Path |
     table = Table(show_header=False, box=None, pad_edge=False)
     counts = dict(agent.models.counts())
     parameters = ", ".join(f"{name.replace('_model', '')} {count:,}" for name, count in counts.items())
+    groups = f" in {config.env_groups} groups" if config.env_groups > 1 else ""
     rows = {
         "psdrl": f"{psdrl.__version__}, algorithm {config.algo}, posterior rule {config.rule}",
         "environment": f"{agent.spec.name}, {agent.spec.num_actions} actions, {agent.spec.kind} {agent.spec.shape}, "
-        f"{config.num_envs} x {agent.spec.backend}",
+        f"{config.num_envs} x {agent.spec.backend}{groups}",
         "preset": f"{config.preset} ({why_preset})",
         "device": f"{agent.device}, {_modes(agent)}",
         "parameters": f"{sum(counts.values()):,} ({parameters})",
@@ -160,7 +161,7 @@ def _forecast(console: Console, agent: Agent) -> None:
         known = [name for name in ("a100", "h100") if name in torch.cuda.get_device_name(agent.device).lower()]
         if not known:
             return
-        device = cost.data_sheet(known[0], agent.config.precision)
+        device = cost.data_sheet(known[0], agent.config.precision, agent.config.cuda_graphs)
     else:
         device = cost.device_for("here", agent.config, agent.spec)
     expected = cost.forecast(agent.config, agent.spec, device)

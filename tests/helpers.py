@@ -153,8 +153,8 @@ class ScriptedEpisode:
 class ScriptedEnv(VectorEnv):
     """Plays a script with next-step autoreset; observation [env, episode, t], reward 100 env + 10 episode + t."""
 
-    def __init__(self, script: list[list[ScriptedEpisode]], num_actions: int = 2) -> None:
-        self.script, self.num_envs = script, len(script)
+    def __init__(self, script: list[list[ScriptedEpisode]], num_actions: int = 2, offset: int = 0) -> None:
+        self.script, self.num_envs, self.offset = script, len(script), offset  # number of the first environment
         self.spec = vector_spec(3, num_actions)
         self.taken: dict[tuple[int, int, int], int] = {}  # (env, episode, t) -> action
         self.calls = 0
@@ -162,14 +162,17 @@ class ScriptedEnv(VectorEnv):
         self._ended = np.zeros(self.num_envs, bool)
 
     def _observation(self) -> NDArray:
-        return np.array([(i, episode, t) for i, (episode, t) in enumerate(self._at)], np.float32)
+        return np.array([(i, episode, t) for i, (episode, t) in enumerate(self._at, self.offset)], np.float32)
 
     def reset(self) -> NDArray:
         self._at = [(0, 0)] * self.num_envs
         self._ended[:] = False
         return self._observation()
 
-    def step(self, actions: NDArray[np.int64]) -> Step:
+    def send(self, actions: NDArray[np.int64]) -> None:
+        self._actions = actions.copy()
+
+    def recv(self) -> Step:
         self.calls += 1
         reward = np.zeros(self.num_envs, np.float32)
         terminated, truncated = np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)
@@ -179,8 +182,8 @@ class ScriptedEnv(VectorEnv):
                 self._at[i] = (episode + 1, 0)
                 continue
             plan = self.script[i][episode % len(self.script[i])]
-            self.taken[i, episode, t] = int(actions[i])
-            reward[i] = 100 * i + 10 * episode + t
+            self.taken[self.offset + i, episode, t] = int(self._actions[i])
+            reward[i] = 100 * (self.offset + i) + 10 * episode + t
             self._at[i] = (episode, t + 1)
             if t + 1 == plan.length:
                 terminated[i], truncated[i] = plan.end in ("terminated", "both"), plan.end in ("truncated", "both")
@@ -198,7 +201,7 @@ def stored_episodes(replay: Replay) -> list[dict[str, NDArray]]:
         slots = [(start + i) % replay.num_slots for i in range(length + 1)]
         episodes.append(
             {
-                "observations": replay.observations[slots].numpy(),
+                "observations": replay.frames(torch.tensor(slots)).numpy(),
                 "actions": replay.actions[slots[:-1]].numpy(),
                 "rewards": replay.rewards[slots[:-1]].numpy(),
                 "terminated": replay.terminated[slots[:-1]].numpy(),

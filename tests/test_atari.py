@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 import psdrl
 from psdrl.config import AtariConfig
 from psdrl.envs import make_env
-from psdrl.envs.atari import GAMES, MODULES, AleVector, choose_backend, make_atari
+from psdrl.envs.atari import GAMES, MODULES, AleVector, EnvPoolVector, choose_backend, make_atari
 from psdrl.envs.vector import VectorEnv
 from psdrl.errors import UserError
 
@@ -210,3 +210,49 @@ def test_choice_of_backend(missing: set[str], asked: str, chosen: str | None, mo
     else:
         with pytest.raises(UserError, match="pip install"):
             choose_backend(asked)
+
+
+@pytest.mark.parametrize("backend", [pytest.param("envpool", marks=needs_envpool), "ale"])
+def test_groups_play_the_same_games(backend: str) -> None:
+    """Four environments in two pools: the frames and rewards of four in one, over ends of episodes, stepped out of
+    step with each other."""
+    actions = np.random.default_rng(0).integers(6, size=(60, 4))
+    together = make("Pong", backend, num_envs=4, max_steps=25)
+    frames, rewards = record(together, actions)
+    together.close()
+    config = psdrl.configure(
+        game="Pong", preset="debug", device="cpu", env_backend=backend, num_envs=4, env_groups=2,
+        atari={"max_steps": 25},
+    )  # fmt: skip
+    env = make_env(config)
+    assert (env.num_envs, [group.num_envs for group in env.groups]) == (4, [2, 2])
+    np.testing.assert_array_equal(env.reset(), frames[0])
+    halves = [slice(0, 2), slice(2, 4)]
+    env.groups[0].send(actions[0, :2])
+    for t in range(60):  # the second group is sent to before the first is received from, and the other way round
+        env.groups[1].send(actions[t, 2:])
+        first = env.groups[0].recv()
+        if t < 59:
+            env.groups[0].send(actions[t + 1, :2])
+        for part, step in zip(halves, (first, env.groups[1].recv()), strict=True):
+            np.testing.assert_array_equal(step.observation, frames[t + 1, part], err_msg=f"step {t}")
+            np.testing.assert_array_equal(step.reward, rewards[t, part], err_msg=f"step {t}")
+    np.testing.assert_array_equal(env.reset().shape, frames[0].shape)
+    again = env.step(actions[0])
+    assert again.observation.shape == (4, 1, 64, 64)
+    assert [len(column) for column in again] == [4] * 5
+    env.close()
+    evaluation = make_env(config, num_envs=1)
+    assert (evaluation.num_envs, len(evaluation.groups)) == (1, 1), "evaluation has one environment"
+    evaluation.close()
+
+
+@needs_envpool
+def test_envpool_returns_its_environments_in_order() -> None:
+    env = make("Pong", num_envs=4)
+    assert isinstance(env, EnvPoolVector)
+    env.reset()
+    for _ in range(20):
+        env.send(np.zeros(4, np.int64))
+        assert env._pool.recv()[4]["env_id"].tolist() == [0, 1, 2, 3]
+    env.close()

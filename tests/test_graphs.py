@@ -24,7 +24,7 @@ def with_graphs(agent, precision="fp32"):
     """The agent as on a GPU, with a recording device under its steps."""
     recording = Recording()
     agent.execution = Execution(agent.device, agent.config.compile, True, precision, recording)
-    agent.actor = Actor(agent, agent.config.num_envs, 1)
+    agent.actors = [Actor(agent, agent.config.num_envs, 1)]
     return recording
 
 
@@ -89,7 +89,7 @@ def test_captured_actions_equal_eager_ones(kind):
     """Also after updates, which move the sampled model; and with random actions, which advance the generator."""
     eager, captured = (make("fast", torch.float64, **SIZES[kind]) for _ in range(2))
     recording = with_graphs(captured)
-    eager.actor = Actor(eager, eager.config.num_envs, 1)
+    eager.actors = [Actor(eager, eager.config.num_envs, 1)]
     frames = eager.replay.observations[:12].numpy()
     for round_ in range(3):
         for t in range(4):

@@ -105,7 +105,7 @@ def test_equations_2_and_3_of_a_whole_batch(reduction: str) -> None:
         loss_reduction=reduction, forward={"window": 5, "iterations": 1, "reward_weight": 3.0}
     )
     forward_total = termination_total = 0.0
-    z = replay.observations[batch.slots].double().numpy()
+    z = replay.frames(batch.slots).double().numpy()
     output = parameters_of(models.forward_model.output)
     h = np.zeros((3, config.forward.recurrent))
     for t in range(5):
@@ -129,7 +129,7 @@ def hand_trained(models: Models, replay: Replay, batch: Batch, window: int, lr: 
     """Parameters of the forward model after gradient descent on Eq. 2, window by window; h carried, cut or not."""
     p = {name: q.detach().clone().requires_grad_() for name, q in models.forward_model.named_parameters()}
     names = list(p)
-    z = replay.observations[batch.slots].double()
+    z = replay.frames(batch.slots).double()
     length, recurrent = batch.actions.shape[1], models.forward_model.gru.hidden_size
     carried = torch.zeros(len(z), recurrent, dtype=torch.float64)
 
@@ -181,7 +181,7 @@ def test_truncated_windows(window: int) -> None:
 def test_termination_model_steps() -> None:
     """Two windows of gradient descent on Eq. 3, by finite differences of the loss written out."""
     config, models, replay, batch = learning_setup(forward={"window": 3, "iterations": 1})
-    z = replay.observations[batch.slots].double().numpy()
+    z = replay.frames(batch.slots).double().numpy()
     delta = batch.terminated.double().numpy()
     expected = small_models(config, vector_spec()).termination
     for steps in (range(3), range(3, 5)):
@@ -254,7 +254,7 @@ def test_autoencoder_takes_b_steps_with_inner_batch_l() -> None:
     losses = plain.train_autoencoder(models, optimisers, replay, sample, config)
     assert len(batches) == 2
     assert len(steps) == 2 * 3
-    wanted = [replay.observations[slots[:-1]].double() / 255 for batch in batches for slots in batch.slots]
+    wanted = [replay.frames(slots[:-1]).double() / 255 for batch in batches for slots in batch.slots]
     for i, (found, images) in enumerate(zip(seen, wanted, strict=True)):
         assert torch.equal(found, images), f"gradient step {i} must see the L observations of one sequence"
     assert losses["autoencoder"] > 0
@@ -269,4 +269,4 @@ def test_vector_observations_have_no_autoencoder() -> None:
     assert plain.train_autoencoder(models, optimisers, replay, lambda: batch, config) == {}
     slots = batch.slots[:, 0]
     latents = plain.EncodeOnUse(models, replay)[slots]
-    assert torch.equal(latents, replay.observations[slots].double()), "the observation is its own latent state"
+    assert torch.equal(latents, replay.frames(slots).double()), "the observation is its own latent state"

@@ -5,8 +5,10 @@ from itertools import accumulate
 import numpy as np
 import pytest
 
+from psdrl.acting import Actor
 from psdrl.agent import Agent
-from psdrl.envs.vector import Step
+from psdrl.envs.vector import GroupedEnv, Step
+from psdrl.errors import UserError
 from psdrl.loop import train
 from tests.helpers import ListLog, ScriptedEnv, ScriptedEpisode, hand_hidden, small_config, stored_episodes
 
@@ -27,13 +29,13 @@ class WatchedEnv(ScriptedEnv):
         self.first: list[tuple[int, np.ndarray, int, np.ndarray]] = []
         self.started_rows = 0
 
-    def step(self, actions: np.ndarray) -> Step:
-        before = self._observation()
+    def recv(self) -> Step:
+        before, actions = self._observation(), self._actions
         hidden = self.agent.actor.hidden.double().numpy().copy()
         for i, (_, t) in enumerate(self._at):
             if t == 0 and not self._ended[i]:
                 self.first.append((i, before[i].astype(np.float64), int(actions[i]), hidden[i]))
-        step = super().step(actions)
+        step = super().recv()
         self.started_rows += int(step.started.sum())
         return step
 
@@ -155,3 +157,111 @@ def test_evaluations_happen_at_multiples() -> None:
     train(agent, env, log)
     env.close()
     assert log.steps_with("eval/return") == [20, 40]
+
+
+OPTIONS: dict = {
+    "reward_transform": "none",
+    "eval_every": 0,
+    "checkpoint_every": 0,
+    "policy": {"update_every_early": 25, "epsilon": 0.3},
+    "replay": {"capacity": 2000, "batch": 4, "length": 3},
+}
+SIX = [*SCRIPT, *([ScriptedEpisode(n, "truncated"), ScriptedEpisode(n + 2, "terminated")] for n in (2, 5, 7))]
+
+
+def run_groups(groups: int, steps: int = 200, env: type[ScriptedEnv] = ScriptedEnv) -> tuple[Agent, GroupedEnv]:
+    """Six environments in this many groups, behind one object even if it is one."""
+    config = small_config(num_envs=6, env_groups=groups, steps=steps, **OPTIONS)
+    size = 6 // groups
+    grouped = GroupedEnv([env(SIX[i : i + size], offset=i) for i in range(0, 6, size)])
+    agent = Agent(config, grouped.spec)
+    train(agent, grouped)
+    return agent, grouped
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3, 6])
+def test_groups_store_whole_episodes(groups: int) -> None:
+    """Every stored episode is one environment's, in order, with the actions that were taken in it; all is counted."""
+    agent, env = run_groups(groups)
+    taken = {key: action for part in env.groups for key, action in part.taken.items()}  # type: ignore[attr-defined]
+    assert agent.updates >= 7
+    assert 200 <= agent.step == len(taken) < 200 + 6, "what was begun is counted"
+    episodes = stored_episodes(agent.replay)
+    assert {int(episode["observations"][0, 0]) for episode in episodes} == set(range(6))
+    ends = 0
+    for episode in episodes:
+        i, number, _ = episode["observations"][0].astype(int)
+        plan = SIX[i][number % len(SIX[i])]
+        name = f"environment {i}, episode {number}"
+        steps = range(plan.length)
+        np.testing.assert_array_equal(
+            episode["observations"], [(i, number, t) for t in range(plan.length + 1)], err_msg=name
+        )
+        np.testing.assert_array_equal(episode["actions"], [taken[i, number, t] for t in steps], err_msg=name)
+        np.testing.assert_array_equal(episode["rewards"], [100 * i + 10 * number + t for t in steps], err_msg=name)
+    for i, script in enumerate(SIX):
+        steps = sum(key[0] == i for key in taken)
+        number = 0
+        while steps >= script[number % len(script)].length:
+            steps -= script[number % len(script)].length
+            number += 1
+        ends += number
+    assert len(episodes) == agent.episodes == ends, "an episode for each end that the script has reached"
+
+
+def test_one_group_is_the_ungrouped_run() -> None:
+    """A GroupedEnv of one part, and that part alone: the same actions, networks and counters."""
+    agent, env = run_groups(1)
+    alone = ScriptedEnv(SIX)
+    other = Agent(agent.config, alone.spec)
+    train(other, alone)
+    assert alone.taken == env.groups[0].taken  # type: ignore[attr-defined]
+    assert agent.updates == other.updates
+    assert (agent.step, agent.episodes) == (other.step, other.episodes)
+    for one, two in zip(agent.models.parameters(), other.models.parameters(), strict=True):
+        assert one.equal(two)
+
+
+def test_groups_have_random_streams_of_their_own() -> None:
+    actors = {
+        groups: Agent(small_config(num_envs=6, env_groups=groups), ScriptedEnv(SIX).spec).actors for groups in (1, 3)
+    }
+    assert [len(actor.hidden) for actor in actors[3]] == [2, 2, 2]
+    assert actors[1][0].generator.initial_seed() == actors[3][0].generator.initial_seed()
+    assert len({actor.generator.initial_seed() for actor in actors[3]}) == 3
+
+
+@pytest.mark.parametrize("groups", [2, 3])
+def test_the_agent_acts_while_other_groups_step(groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whenever the agent acts, after the first round, every other group is between its send and its recv."""
+    stepping: set[int] = set()
+    seen: list[tuple[int, set[int]]] = []
+
+    class Noted(ScriptedEnv):
+        def send(self, actions: np.ndarray) -> None:
+            stepping.add(self.offset * groups // 6)
+            super().send(actions)
+
+        def recv(self) -> Step:
+            stepping.remove(self.offset * groups // 6)
+            return super().recv()
+
+    act = Actor.act
+
+    def noted(actor: Actor, *arguments: object) -> np.ndarray:
+        seen.append((actor.agent.actors.index(actor), set(stepping)))
+        return act(actor, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Actor, "act", noted)
+    run_groups(groups, env=Noted)
+    assert not stepping, "a step was never received"
+    everyone = set(range(groups))
+    assert [others for _, others in seen[groups:]] == [everyone - {g} for g, _ in seen[groups:]]
+    assert {g for g, _ in seen} == everyone
+
+
+def test_groups_that_do_not_divide_the_environments_are_refused() -> None:
+    with pytest.raises(UserError, match="--env-groups is 4 but must divide --num-envs 6"):
+        small_config(num_envs=6, env_groups=4)
+    with pytest.raises(UserError, match="at least 1"):
+        small_config(env_groups=0)

@@ -170,7 +170,7 @@ def test_encoded_buffer_is_right_in_every_stored_slot():
     table = learning.encode_buffer(agent.models, agent.replay, 4)
     for slot in agent.replay.stored_slots():
         with torch.no_grad():
-            expected = agent.models.encode(agent.replay.observations[slot][None])[0]
+            expected = agent.models.encode(agent.replay.frames(slot)[None])[0]
         torch.testing.assert_close(table[slot], expected, rtol=1e-12, atol=1e-12)
 
 

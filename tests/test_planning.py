@@ -104,7 +104,7 @@ def hand_plan(
     value, target = work.value, work.target
     losses, count = [], 0
     for batch in batches:
-        z = replay.observations[batch.slots].double()
+        z = replay.frames(batch.slots).double()
         h: Array = np.zeros((len(z), config.forward.recurrent))
         for t in range(batch.actions.shape[1]):
             copy_now = count % 4 == 0 if variant == "copies do not restart" else t % config.value.target_every == 0
@@ -162,7 +162,7 @@ def test_sweep_would_notice(variant: str) -> None:
 
 def test_both_kinds_of_action_occur_in_the_sweep() -> None:
     _, models, replay, batches, model = planning_setup()
-    z = replay.observations[batches[0].slots[:, 0]].double().numpy()
+    z = replay.frames(batches[0].slots[:, 0]).double().numpy()
     free, _ = hand_returns(models, model.weight.numpy(), model.bias.numpy(), z, np.zeros((4, 8)), 0.0, models.target)
     full, _ = hand_returns(models, model.weight.numpy(), model.bias.numpy(), z, np.zeros((4, 8)), 0.9, models.target)
     ends = np.isclose(free, full)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from psdrl.replay import Replay
-from tests.helpers import add_episode, filled_replay, stored_episodes
+import psdrl.replay
+from psdrl.replay import Replay, on_device
+from tests.helpers import add_episode, filled_replay, small_agent, stored_episodes
 
 
 def tagged_episode(replay: Replay, tag: int, length: int, end: str = "terminated", env: int = 0) -> None:
@@ -94,14 +95,14 @@ def test_each_frame_is_stored_once_in_its_own_type() -> None:
     assert replay.observations.nelement() == 112 * 64 * 64
     slots = replay.stored_slots()
     assert len(slots) == len(set(slots.tolist())) == 7 + 1 + 20 + 3, "n + 1 frames per episode of n transitions"
-    frames = {replay.observations[s].numpy().tobytes() for s in slots}
+    frames = {frame.numpy().tobytes() for frame in replay.frames(slots)}
     assert len(frames) == len(slots)
 
 
 def test_next_state_is_the_next_slot() -> None:
     replay = tagged_replay([8, 9], capacity=40)
     batch = replay.sample(50, 4, np.random.default_rng(0))
-    now, following = replay.observations[batch.slots[:, :-1]], replay.observations[batch.slots[:, 1:]]
+    now, following = replay.frames(batch.slots[:, :-1]), replay.frames(batch.slots[:, 1:])
     assert torch.equal(following[..., 0], now[..., 0])
     assert torch.equal(following[..., 1], now[..., 1] + 1)
     assert torch.equal(batch.rewards, 1000 * now[..., 0] + now[..., 1])
@@ -150,7 +151,7 @@ def test_sequence_distribution() -> None:
     replay = tagged_replay([3, 4, 6, 13], capacity=100)
     draws = 20_000
     batch = replay.sample(draws, 4, np.random.default_rng(1))
-    first = replay.observations[batch.slots[:, 0]].int().tolist()
+    first = replay.frames(batch.slots[:, 0]).int().tolist()
     counts = Counter((tag, start) for tag, start in first)
     cells = [(1, 0)] + [(2, s) for s in range(3)] + [(3, s) for s in range(10)]
     assert set(counts) == set(cells), "the episode of 3 steps is too short, all other starts occur"
@@ -215,3 +216,87 @@ def test_empty_buffer_round_trip() -> None:
     other.load_state_dict(Replay(16, 1, (2,), "float32").state_dict())
     assert not other.episodes
     assert other.transitions == 0
+
+
+@pytest.mark.parametrize(
+    ("where", "device", "free", "wanted"),
+    [
+        ("auto", "cuda:1", 4001, True),
+        ("auto", "cuda:1", 4000, False),
+        ("device", "cuda", 0, True),
+        ("host", "cuda", 10**9, False),
+        ("auto", "cpu", 0, True),
+        ("device", "cpu", 0, True),
+        ("host", "cpu", 0, True),
+    ],
+)
+def test_where_the_frames_lie(where, device, free, wanted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """auto: on the device if they take less than a quarter of its free memory; a CPU's memory is the host's."""
+    monkeypatch.setattr(psdrl.replay, "free_memory", lambda asked: {torch.device(device): free}[asked])
+    assert on_device(where, 1000, torch.device(device)) == wanted
+
+
+def test_the_size_of_the_frames_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def noted(*question) -> bool:
+        asked.append(question)
+        return True
+
+    monkeypatch.setattr(psdrl.replay, "on_device", noted)
+    Replay(80, 1, (1, 64, 64), "uint8", "cpu", "host")
+    Replay(80, 1, (5,), "float32")
+    small_agent(replay={"device": "device", "capacity": 16})
+    cpu = torch.device("cpu")
+    assert asked == [("host", 90 * 4096, cpu), ("auto", 90 * 5 * 4, cpu), ("device", 18 * 3 * 4, cpu)]
+
+
+@pytest.fixture
+def host_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames are staged and copied as for a GPU; here both memories are the host's and nothing is pinned."""
+    monkeypatch.setattr(psdrl.replay, "on_device", lambda *_: False)
+
+
+@pytest.mark.usefixtures("host_frames")
+def test_frames_in_host_memory_are_the_same() -> None:
+    lengths = [9, 4, 8, 1, 6, 5, 3]
+    replay = tagged_replay(lengths, capacity=16)
+    assert not replay.on_device
+    check_contents(replay, lengths)
+    for slots in (torch.tensor(3), torch.tensor([1, 17, 1]), replay.sample(5, 2, np.random.default_rng(0)).slots):
+        frames = replay.frames(slots)
+        assert torch.equal(frames, replay.observations[slots]), slots.shape
+        frames.fill_(-1.0)  # a copy, not the buffer
+    check_contents(replay, lengths)
+    other = Replay(16, 1, (2,), "float32")
+    other.load_state_dict(replay.state_dict())
+    assert tags(other) == tags(replay)
+    check_contents(other, lengths)
+
+
+def test_frames_in_host_memory_change_no_update(request: pytest.FixtureRequest) -> None:
+    def updated() -> torch.Tensor:
+        agent = small_agent(replay={"batch": 4, "length": 5})
+        add_episode(agent.replay, np.random.default_rng(0), 12)
+        agent.update()
+        return torch.cat([p.detach().flatten() for p in agent.models.parameters()])
+
+    on_device = updated()
+    request.getfixturevalue("host_frames")
+    assert torch.equal(updated(), on_device)
+
+
+def test_staging_is_fresh_for_every_read(host_frames: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy that has not happened yet must not see the next read."""
+    staged: list[torch.Tensor] = []
+    plain = psdrl.replay.host_empty
+
+    def noted(*arguments) -> torch.Tensor:
+        staged.append(plain(*arguments))
+        return staged[-1]
+
+    replay = tagged_replay([5], capacity=16)
+    monkeypatch.setattr(psdrl.replay, "host_empty", noted)
+    for slot in (0, 1):
+        replay.frames(torch.tensor([slot]))
+    assert [tensor.tolist() for tensor in staged] == [[[0, 0]], [[0, 1]]]

@@ -100,8 +100,12 @@ class EnvPoolVector(VectorEnv):
     def reset(self) -> NDArray:
         return self._pool.reset()[0]
 
-    def step(self, actions: NDArray[np.int64]) -> Step:
-        observation, reward, terminated, truncated, info = self._pool.step(np.asarray(actions, np.int32))
+    def send(self, actions: NDArray[np.int64]) -> None:
+        self._pool.send(np.asarray(actions, np.int32))
+
+    def recv(self) -> Step:
+        # A batch is the whole pool, so all of it is waited for and comes in order (info["env_id"] is 0, 1, ...).
+        observation, reward, terminated, truncated, info = self._pool.recv()
         return Step(observation, reward, terminated, truncated, info["elapsed_step"] == 0)
 
     def close(self) -> None:
@@ -136,8 +140,11 @@ class AleVector(VectorEnv):
         self._done[:] = False
         return self._envs.reset(seed=self._seeds)[0]
 
-    def step(self, actions: NDArray[np.int64]) -> Step:
-        observation, reward, terminated, truncated, _ = self._envs.step(np.asarray(actions))
+    def send(self, actions: NDArray[np.int64]) -> None:
+        self._envs.send(np.asarray(actions))
+
+    def recv(self) -> Step:
+        observation, reward, terminated, truncated, _ = self._envs.recv()
         started = self._done
         self._done = terminated | truncated
         return Step(observation, np.asarray(reward, np.float32), terminated, truncated, started)

@@ -17,7 +17,7 @@ from psdrl.envs.atari import SIZE, check_game, make_atari
 from psdrl.envs.deepsea import DeepSea
 from psdrl.envs.minatar import GAMES as MINATAR_GAMES
 from psdrl.envs.minatar import MinAtar
-from psdrl.envs.vector import EnvSpec, GymVector, VectorEnv
+from psdrl.envs.vector import EnvSpec, GroupedEnv, GymVector, VectorEnv
 from psdrl.errors import UserError, nearest
 from psdrl.presets import deepsea_size
 
@@ -28,9 +28,19 @@ def env_seeds(seed: int, stream: int, count: int) -> list[int]:
 
 
 def make_env(config: Config, num_envs: int | None = None, stream: int = 0, render: bool = False) -> VectorEnv:
-    """The environments of a run; stream 0 trains, stream 1 evaluates during training, others are free."""
-    num_envs = num_envs or config.num_envs
-    seeds = env_seeds(config.seed, stream, num_envs)
+    """The environments of a run; stream 0 trains, stream 1 evaluates during training, others are free.
+
+    With `num_envs` these many, else those of the configuration, in its groups.
+    """
+    count = num_envs or config.num_envs
+    size = count if num_envs else count // config.env_groups
+    seeds = env_seeds(config.seed, stream, count)
+    groups = [_make_group(config, seeds[first : first + size], render) for first in range(0, count, size)]
+    return GroupedEnv(groups) if len(groups) > 1 else groups[0]
+
+
+def _make_group(config: Config, seeds: list[int], render: bool) -> VectorEnv:
+    num_envs = len(seeds)
     if config.game:
         return make_atari(config.game, num_envs, seeds, config.atari, config.env_backend, render)
     name = config.env or ""
@@ -58,6 +68,8 @@ def make_env(config: Config, num_envs: int | None = None, stream: int = 0, rende
 
 def _make_registered(name: str, mode: str | None) -> gymnasium.Env[Any, Any]:
     """Any gymnasium environment: images become 64x64 grey, everything else a flat vector."""
+    if name.startswith("ALE/"):  # whether or not ale-py is registered: Atari has a protocol of its own
+        raise UserError(f"Unknown environment {name!r}{_hint(name)}")
     try:
         options: dict[str, Any] = {"render_mode": mode} if mode else {}  # some constructors do not know it
         env = gymnasium.make(name, **options)

@@ -47,8 +47,22 @@ class VectorEnv(ABC):
         """First observations (N, *shape)."""
 
     @abstractmethod
+    def send(self, actions: NDArray[np.int64]) -> None:
+        """Begin one step of each environment; what runs in threads of its own goes on until `recv`."""
+
+    @abstractmethod
+    def recv(self) -> Step:
+        """The outcome of the step that `send` began."""
+
     def step(self, actions: NDArray[np.int64]) -> Step:
         """Take one action in each environment."""
+        self.send(actions)
+        return self.recv()
+
+    @property
+    def groups(self) -> "list[VectorEnv]":
+        """Parts that can be sent to and received from on their own, in order of their environments."""
+        return [self]
 
     def render(self) -> NDArray[np.uint8]:
         """Colour picture (height, width, 3) of the first environment; only if made with render=True."""
@@ -75,8 +89,11 @@ class GymVector(VectorEnv):
     def _shaped(self, observation: NDArray) -> NDArray:
         return np.asarray(observation, self.spec.dtype).reshape(self.num_envs, *self.spec.shape)
 
-    def step(self, actions: NDArray[np.int64]) -> Step:
-        observation, reward, terminated, truncated, _ = self._envs.step(actions)
+    def send(self, actions: NDArray[np.int64]) -> None:
+        self._actions = actions
+
+    def recv(self) -> Step:
+        observation, reward, terminated, truncated, _ = self._envs.step(self._actions)
         started = self._done
         self._done = terminated | truncated
         return Step(
@@ -95,3 +112,35 @@ class GymVector(VectorEnv):
 
     def close(self) -> None:
         self._envs.close()
+
+
+class GroupedEnv(VectorEnv):
+    """Groups of environments behind one object: the environments of the first group, then those of the second, ..."""
+
+    def __init__(self, groups: list[VectorEnv]) -> None:
+        self._groups = groups
+        self.spec = groups[0].spec
+        self.num_envs = sum(group.num_envs for group in groups)
+
+    @property
+    def groups(self) -> list[VectorEnv]:
+        return self._groups
+
+    def reset(self) -> NDArray:
+        return np.concatenate([group.reset() for group in self._groups])
+
+    def send(self, actions: NDArray[np.int64]) -> None:
+        ends = np.cumsum([group.num_envs for group in self._groups])
+        for group, part in zip(self._groups, np.split(actions, ends[:-1]), strict=True):
+            group.send(part)
+
+    def recv(self) -> Step:
+        steps = [group.recv() for group in self._groups]
+        return Step(*(np.concatenate(parts) for parts in zip(*steps, strict=True)))
+
+    def render(self) -> NDArray[np.uint8]:
+        return self._groups[0].render()
+
+    def close(self) -> None:
+        for group in self._groups:
+            group.close()
