@@ -17,7 +17,7 @@ from psdrl.envs.vector import EnvSpec, VectorEnv
 from psdrl.execution import Execution
 from psdrl.kernels import triton_support
 from psdrl.learning import make_optimisers, restart
-from psdrl.models import Models, SampledModel
+from psdrl.models import Autoencoder, Models, SampledModel
 from psdrl.planning import copy_parameters
 from psdrl.posterior import Posterior, as_model
 from psdrl.profiling import Phases
@@ -114,6 +114,8 @@ class Agent:
         how = (self.execution,) if config.update_path == "fast" else ()
         compiled = self.execution.compile_seconds()
         with phase("autoencoder"):
+            if config.autoencoder.mean_frame and isinstance(models.autoencoder, Autoencoder):
+                models.autoencoder.refresh(replay.frames(slots) for slots in replay.stored_slots().split(256))
             losses = path.train_autoencoder(models, optimisers, replay, self.batch, config, *how)  # line 6
         with phase("encoding"):
             latents = path.encode_buffer(models, replay, config.chunk_rows, *how)

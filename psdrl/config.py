@@ -33,6 +33,8 @@ class AutoencoderConfig:
     """Adam's learning rate. [paper]"""
     iterations: int = 3
     """Training iterations per update, of B gradient steps with inner batch L each. [paper]"""
+    mean_frame: bool = False
+    """Subtract the buffer's mean frame and scale what is left to unit variance, once per update. [paper: no]"""
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ class EncodeOnUse:
 def autoencoder_loss(autoencoder: Autoencoder, observations: Tensor, reduction: str) -> Tensor:
     """Eq. 1 for observations (n, c, 64, 64): squared error of the reconstruction, averaged over n."""
     images = autoencoder.images(observations)
-    error = (autoencoder.decode(autoencoder.encoder(images)) - images).square().flatten(1)
+    error = (autoencoder.decoder(autoencoder.encoder(images)) - images).square().flatten(1)
     return (error.sum(1) if reduction == "sum" else error.mean(1)).mean()
 
 

@@ -53,11 +53,20 @@ def test_layers_on_tiles_are_atens():
 
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 @pytest.mark.parametrize("channels", [1, 2])
-def test_reconstruction_in_tiles(reduction, channels):
+@pytest.mark.parametrize("mean_frame", [False, True])
+def test_reconstruction_in_tiles(reduction, channels, mean_frame):
     """The fast path's autoencoder and the oracle's: latent states, loss and gradient."""
-    autoencoder = Autoencoder((channels, 64, 64), configure(game="Pong", preset="cpu", device="cpu").autoencoder)
+    config = configure(game="Pong", preset="cpu", device="cpu", autoencoder={"mean_frame": mean_frame}).autoencoder
+    autoencoder = Autoencoder((channels, 64, 64), config)
     assert autoencoder.double().patch == 4
     frames = torch.randint(0, 256, (3, channels, 64, 64), dtype=torch.uint8)
+    autoencoder.refresh([frames[:1], frames[1:]])
+    images = autoencoder.images(frames)
+    if mean_frame:
+        torch.testing.assert_close(images.mean(0), torch.zeros_like(images[0]))
+        torch.testing.assert_close(images.square().mean(), images.new_ones(()))
+    else:
+        torch.testing.assert_close(images, frames.double() / 255)
     torch.testing.assert_close(autoencoder.encode(frames), autoencoder.encoder(autoencoder.images(frames)))
     fast, oracle = (f(autoencoder, frames, reduction) for f in (learning.autoencoder_loss, plain.autoencoder_loss))
     torch.testing.assert_close(fast, oracle)
