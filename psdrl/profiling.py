@@ -66,7 +66,7 @@ class HostDevice:
     """The same on a CPU, where torch.profiler writes a trace for Perfetto."""
 
     def __init__(self, trace: Path | None = None) -> None:
-        self.trace, self._profile = trace, profile(activities=[ProfilerActivity.CPU], record_shapes=True)
+        self.trace = trace
 
     def mark(self) -> Mark:
         return HostMark()
@@ -78,6 +78,7 @@ class HostDevice:
         pass
 
     def start(self) -> None:
+        self._profile = profile(activities=[ProfilerActivity.CPU], record_shapes=True)
         self._profile.start()
 
     def stop(self) -> None:
@@ -141,7 +142,7 @@ class Profile:
 
     def before(self, update: int) -> None:
         """An update begins."""
-        if update == self.updates.start:
+        if update in self.updates and not self.running:
             self.device.start()
             self.running = True
 

@@ -88,6 +88,15 @@ def test_the_profile_brackets_its_updates():
     assert clock.calls == ["update 0", "start", "update 1", "update 2", "stop", "update 3", "update 4"]
 
 
+def test_nothing_is_profiled_unasked():
+    clock = Clock()
+    profile = Profile(configure(env="deepsea-4", device="cpu").profiled, clock)
+    profile.before(0)
+    profile.after(0)
+    profile.close()
+    assert clock.calls == []
+
+
 def test_a_run_that_ends_early_closes_its_profile():
     clock = Clock()
     profile = Profile(range(9), clock)
