@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from psdrl.device import is_gpu, pinned_empty, uploaded
 from psdrl.kernels.lookahead import factored, reference
 from psdrl.models import SampledModel
 
@@ -63,13 +64,11 @@ class Actor:
                 old.copy_(x)
 
     def _on_device(self, observations: NDArray) -> Tensor:
-        """Observations where the networks are; pinned and not waited for on a GPU."""
+        """Observations where the networks are. The staging is free again: the last `act` waited for its actions."""
         source, device = torch.from_numpy(observations), self.agent.device
-        if device.type == "cpu":
-            return source
-        if self._staging is None or self._staging.shape != source.shape:
-            self._staging = torch.empty_like(source, pin_memory=True)
-        return self._staging.copy_(source).to(device, non_blocking=True)  # `act` ends by waiting for the actions
+        if is_gpu(device) and self._staging is None:
+            self._staging = pinned_empty(tuple(source.shape), source.dtype)
+        return uploaded(source, device, self._staging)
 
     def _decide(self, observations: Tensor, hidden: Tensor, epsilon: Tensor) -> tuple[Tensor, Tensor]:
         """Actions (N,) and h_{t+1} (N, H) for observations (N, ...) and h_t."""

@@ -14,6 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from psdrl.device import is_gpu, pinned_empty, uploaded
+
 
 class Batch(NamedTuple):
     """B sequences of L consecutive transitions, none of which crosses an episode's end."""
@@ -38,19 +40,9 @@ def free_memory(device: torch.device) -> int:
 
 def on_device(where: Literal["auto", "device", "host"], size: int, device: torch.device) -> bool:
     """Whether `size` bytes of frames are to lie on the device, by `replay.device`; a CPU's memory is the host's."""
-    if device.type == "cpu" or where != "auto":
-        return device.type == "cpu" or where == "device"
+    if not is_gpu(device) or where != "auto":
+        return not is_gpu(device) or where == "device"
     return size < free_memory(device) / 4
-
-
-def uploaded(x: Tensor, device: torch.device) -> Tensor:
-    """A host tensor on the device; from pinned memory a GPU copies when it gets there, and the host goes on."""
-    return (x.pin_memory() if device.type == "cuda" else x).to(device, non_blocking=True)
-
-
-def host_empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A tensor in host memory, pinned if there is a GPU to copy to."""
-    return torch.empty(shape, dtype=dtype, pin_memory=torch.cuda.is_available())
 
 
 @dataclass
@@ -82,7 +74,7 @@ class Replay:
         self.num_slots = capacity + max(1, capacity // 8)
         slots, kind = (self.num_slots, *shape), getattr(torch, dtype)
         self.on_device = on_device(where, math.prod(slots) * kind.itemsize, self.device)
-        empty = torch.empty(slots, dtype=kind, device=device) if self.on_device else host_empty(slots, kind)
+        empty = torch.empty(slots, dtype=kind, device=device) if self.on_device else pinned_empty(slots, kind)
         self.observations = empty.zero_()
         self.actions = torch.zeros(self.num_slots, dtype=torch.int64, device=device)
         self.rewards = torch.zeros(self.num_slots, device=device)
@@ -97,7 +89,7 @@ class Replay:
         if self.on_device:
             return self.observations[slots]
         # Fresh staging each time: PyTorch's pinned allocator keeps it from reuse until the copy has happened.
-        staging = host_empty((slots.numel(), *self.observations.shape[1:]), self.observations.dtype)
+        staging = pinned_empty((slots.numel(), *self.observations.shape[1:]), self.observations.dtype)
         torch.index_select(self.observations, 0, slots.flatten().cpu(), out=staging)
         return staging.to(self.device, non_blocking=True).view(*slots.shape, *staging.shape[1:])
 

@@ -203,3 +203,25 @@ def test_evaluation_is_reproducible_and_has_streams() -> None:
     env.close()
     assert agent.evaluate(8, stream=1) == agent.evaluate(8, stream=1)
     assert agent.evaluate(8, stream=1) != agent.evaluate(8, stream=2)
+
+
+def test_observations_go_through_one_pinned_buffer_on_a_gpu(monkeypatch):
+    """With a CPU in the place of the GPU: only the question whether it is one, and pinning, are replaced."""
+    plain, agent = small_agent(), small_agent()
+    rng = np.random.default_rng(0)
+    shape = (plain.config.num_envs, *plain.spec.shape)
+    observations = [rng.normal(size=shape).astype(np.float32) for _ in range(3)]
+    expected = [plain.actor.act(x, 0.0).tolist() for x in observations]
+    made: list[torch.Tensor] = []
+
+    def pinned(shape, dtype):
+        made.append(torch.full(shape, 99, dtype=dtype))
+        return made[-1]
+
+    for module in ("psdrl.acting", "psdrl.device"):
+        monkeypatch.setattr(f"{module}.is_gpu", lambda device: True)
+        monkeypatch.setattr(f"{module}.pinned_empty", pinned)
+    for x, actions in zip(observations, expected, strict=True):
+        assert agent.actor.act(x, 0.0).tolist() == actions
+        assert torch.equal(made[0], torch.from_numpy(x))
+    assert len(made) == 1

@@ -289,14 +289,14 @@ def test_frames_in_host_memory_change_no_update(request: pytest.FixtureRequest) 
 def test_staging_is_fresh_for_every_read(host_frames: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy that has not happened yet must not see the next read."""
     staged: list[torch.Tensor] = []
-    plain = psdrl.replay.host_empty
+    plain = psdrl.replay.pinned_empty
 
     def noted(*arguments) -> torch.Tensor:
         staged.append(plain(*arguments))
         return staged[-1]
 
     replay = tagged_replay([5], capacity=16)
-    monkeypatch.setattr(psdrl.replay, "host_empty", noted)
+    monkeypatch.setattr(psdrl.replay, "pinned_empty", noted)
     for slot in (0, 1):
         replay.frames(torch.tensor([slot]))
     assert [tensor.tolist() for tensor in staged] == [[[0, 0]], [[0, 1]]]
