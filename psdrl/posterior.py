@@ -223,7 +223,7 @@ class Posterior:
         innovation = targets.to(self.mean) - phi @ self.mean.T
         if self.rule == "released":
             self._absorb_released(phi, innovation)
-        elif self.rule == "exact":
+        elif self.rule != "none":
             for g, group in enumerate(self.groups):
                 check(chol_update_(self.factors[g], phi, 1 / group.noise))
                 gain = posterior_mean(self.factors[g : g + 1], phi.T, [len(phi)], self.noises[g : g + 1])  # (n, k)
@@ -246,6 +246,8 @@ class Posterior:
     @torch.no_grad()
     def draws(self, samples: int, generator: torch.Generator) -> Tensor:
         """S models (S, Z + 1, k) from one factor."""
+        if self.rule == "mean":
+            return self.mean.repeat(samples, 1, 1)
         if self.rule != "released":
             return posterior_sample(self.factors, self.mean, self.sizes, None, samples, generator)
         eps = self.mean.new_empty(samples, *self.mean.shape).normal_(generator=generator)
