@@ -1,6 +1,7 @@
 # make train   set up .venv (first time only) and train PSDRL on Pong; GAME=... and ARGS="..." pass through
 # make test    ruff, mypy and the whole test suite (what .ci/run calls)
 # make sanitize   the C++ part under AddressSanitizer and UndefinedBehaviourSanitizer
+# make learn   does it learn? DeepSea, CartPole, MinAtar Breakout into results/ (what is there is not run again)
 # make bench   the benchmark suites and the phase table (half an hour, on an idle machine)
 GAME ?= Pong
 ARGS ?=
@@ -8,7 +9,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: train test bench sanitize clean
+.PHONY: train test learn bench sanitize clean
 train: $(READY)
 	$(BIN)/python -m psdrl.train --game $(GAME) $(ARGS)
 
@@ -22,6 +23,10 @@ bench: $(READY)
 	$(BIN)/python -m pytest bench --benchmark-enable --benchmark-only -s --benchmark-group-by=group --benchmark-columns=min,mean,rounds
 	$(BIN)/python -m bench.phases --preset paper
 	$(BIN)/python -m bench.phases --preset cpu
+
+learn: $(READY)
+	$(BIN)/python -m bench.learn --jobs 2
+	$(BIN)/python -m bench.figures
 
 sanitize: $(READY)
 	PYTHON=$(BIN)/python sh tests/host/sanitize.sh

@@ -121,7 +121,7 @@ class Agent:
             latents = path.encode_buffer(models, replay, config.chunk_rows, *how)
         with phase("forward"):
             losses |= path.train_forward(models, optimisers, latents, self.batch, config, *how)  # lines 7 and 8
-        metrics: dict[str, float] = {}
+        metrics: posterior.Metrics = {}
         with phase("posterior"):
             if self.posterior.rule != "none":
                 data = path.buffer_statistics(models, replay, latents, config.chunk_rows, *how)
@@ -135,7 +135,7 @@ class Agent:
         self.updates += 1
         return (
             {f"loss/{name}": float(loss) for name, loss in losses.items()}
-            | {f"posterior/{name}": value for name, value in metrics.items()}
+            | {f"posterior/{name}": float(value) for name, value in metrics.items()}
             | {f"time/{name}": seconds for name, seconds in phase.seconds().items()}
             | ({"time/compile": self.execution.compile_seconds() - compiled} if config.compile else {})
         )

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from psdrl.errors import UserError
 
-Preset = Literal["auto", "paper", "cpu", "deepsea", "minatar", "debug"]
+Preset = Literal["auto", "paper", "cpu", "deepsea", "minatar", "control", "debug"]
 Algo = Literal["psdrl", "egreedy-exploit", "egreedy-explore", "fresh-value"]
-Rule = Literal["exact", "released", "none"]
+Rule = Literal["exact", "mean", "released", "none"]
 Precision = Literal["fp32", "tf32", "bf16"]
 
 
@@ -109,7 +109,7 @@ class PosteriorConfig:
 
     rule: Rule = "exact"
     """exact: draw from Eq. 4. released: the authors' code, w = mu + eps C with C = scale (Phi^T Phi + ridge I)^-1.
-    none: no sampling, the trained output layer."""
+    mean: the mean of Eq. 4, a control without sampling. none: no posterior, the trained output layer."""
     prior_latent: float = 1e3
     """Prior variance sigma_S^2 of latent state parameters. [paper]"""
     prior_reward: float = 1e3

@@ -90,13 +90,16 @@ def buffer_statistics(
     return statistics
 
 
+Metrics = dict[str, float | Tensor]
+
+
 @dataclass
 class Group:
     """Outputs that share a prior and a noise variance, and hence a covariance."""
 
     outputs: slice
     prior: float
-    noise: float
+    noise: float  # the smallest, if it is estimated from data
 
 
 def check(info: Tensor) -> None:
@@ -142,30 +145,30 @@ class Posterior:
         equal = (p.prior_latent, p.noise_latent) == (p.prior_reward, p.noise_reward) and not p.noise_from_data
         if self.rule == "released" or equal:
             self.groups = [Group(slice(0, outputs), p.prior_latent, p.noise_latent)]
-        self.floors = [group.noise for group in self.groups]
         self.sizes = [group.outputs.stop - group.outputs.start for group in self.groups]
         self.mean = torch.zeros(outputs, features, dtype=torch.float64, device=device)
         self.priors = self.mean.new_tensor([group.prior for group in self.groups])
-        self.noises = self.mean.new_tensor([group.noise for group in self.groups])
+        self.floors = self.mean.new_tensor([group.noise for group in self.groups])
+        self.noises = self.floors.clone()
         self.factors = self.mean.new_empty(0, features, features)
         if self.rule != "none":
             self.fit(Statistics.empty(features, outputs, device))
 
     @torch.no_grad()
-    def fit(self, data: Statistics) -> dict[str, float]:
-        """Line 9: mu_j and Sigma_j from the data (Eq. 4); returns what is worth logging."""
+    def fit(self, data: Statistics) -> Metrics:
+        """Line 9: mu_j and Sigma_j from the data (Eq. 4); returns what is worth logging, still on the device."""
         if self.rule == "released":
             return self._fit_released(data)
         jitter = self._regress(data)
         if self.config.noise_from_data and data.rows:
             self._estimate_noise(data, jitter)
             jitter = self._regress(data)
-        metrics = {"rows": float(data.rows), "jitter": float(jitter.max())}
+        metrics: Metrics = {"rows": data.rows, "jitter": jitter.max()}
         for g, group in enumerate(self.groups):
             # Mean predictive variance on the data, trace(Sigma G) / N, where G = noise (Sigma^-1 - ridge I).
-            ridge = 1 / group.prior + float(jitter[g])
-            trace = group.noise * (len(data.lower) - ridge * inverse_norm(self.factors[g]))
-            metrics |= self._named(group, data, group.noise * ridge, trace)
+            ridge = 1 / group.prior + jitter[g]
+            trace = self.noises[g] * (len(data.lower) - ridge * inverse_norm(self.factors[g]))
+            metrics |= self._named(group, data, self.noises[g] * ridge, trace)
         return metrics
 
     def _regress(self, data: Statistics) -> Tensor:
@@ -177,12 +180,13 @@ class Posterior:
 
     def _estimate_noise(self, data: Statistics, jitter: Tensor) -> None:
         """Noise variances from the residuals, per group, no smaller than configured."""
-        for g, group in enumerate(self.groups):
-            residual = self._residuals(group, data, group.noise * (1 / group.prior + float(jitter[g])))
-            group.noise = max(self.floors[g], float(residual.mean()))
-        self.noises = self.mean.new_tensor([group.noise for group in self.groups])
+        ridges = self.noises * (1 / self.priors + jitter)
+        residuals = [
+            self._residuals(group, data, ridge).mean() for group, ridge in zip(self.groups, ridges, strict=True)
+        ]
+        self.noises = torch.maximum(self.floors, torch.stack(residuals))
 
-    def _residuals(self, group: Group, data: Statistics, ridge: float) -> Tensor:
+    def _residuals(self, group: Group, data: Statistics, ridge: Tensor) -> Tensor:
         """Mean squared residuals of the group's outputs.
 
         The residual is t.t - 2 mu.c + mu.G mu, of which (G + ridge I) mu = c leaves t.t - mu.c - ridge mu.mu."""
@@ -190,7 +194,7 @@ class Posterior:
         fit = data.squares[outputs] - (mean * data.cross[:, outputs].T).sum(1) - ridge * mean.square().sum(1)
         return (fit / max(1, data.rows)).clamp(min=0)
 
-    def _fit_released(self, data: Statistics) -> dict[str, float]:
+    def _fit_released(self, data: Statistics) -> Metrics:
         """The ridge regression of the released code is Eq. 4 with prior 1 / ridge and noise 1."""
         ridge, scale = self.config.released_ridge, self.config.released_scale
         one = torch.ones_like(self.noises)
@@ -200,21 +204,20 @@ class Posterior:
         covariance = scale * torch.cholesky_inverse(factors[0])
         self.factors = covariance[None]
         # trace(C G C) with C = scale A^-1 and G = A - ridge I.
-        ridge += float(jitter)
-        trace = scale * covariance.trace() - ridge * covariance.square().sum()
-        metrics = {"rows": float(data.rows), "jitter": float(jitter)}
-        return metrics | self._named(self.groups[0], data, ridge, trace)
+        trace = scale * covariance.trace() - (ridge + jitter[0]) * covariance.square().sum()
+        metrics: Metrics = {"rows": data.rows, "jitter": jitter[0]}
+        return metrics | self._named(self.groups[0], data, ridge + jitter[0], trace)
 
-    def _named(self, group: Group, data: Statistics, ridge: float, trace: Tensor) -> dict[str, float]:
+    def _named(self, group: Group, data: Statistics, ridge: Tensor, trace: Tensor) -> Metrics:
         """Predictive standard deviation and root mean squared residual, for latents and reward."""
         last, rows = len(self.mean) - 1, max(1, data.rows)
-        spread = float((trace / rows).clamp(min=0).sqrt()) if data.rows else 0.0
+        spread = (trace / rows).clamp(min=0).sqrt() if data.rows else 0.0
         outputs, residual = group.outputs, self._residuals(group, data, ridge)
-        metrics: dict[str, float] = {}
+        metrics: Metrics = {}
         if outputs.start == 0 and last > 0:
-            metrics |= {"sd_latent": spread, "residual_latent": float(residual[:last].mean().sqrt())}
+            metrics |= {"sd_latent": spread, "residual_latent": residual[:last].mean().sqrt()}
         if outputs.stop == last + 1:
-            metrics |= {"sd_reward": spread, "residual_reward": float(residual[-1].sqrt())}
+            metrics |= {"sd_reward": spread, "residual_reward": residual[-1].sqrt()}
         return metrics
 
     @torch.no_grad()
@@ -228,9 +231,9 @@ class Posterior:
         innovation = targets.to(self.mean) - phi @ self.mean.T
         if self.rule == "released":
             self._absorb_released(phi, innovation)
-        elif self.rule == "exact":
+        elif self.rule != "none":
             for g, group in enumerate(self.groups):
-                check(chol_update_(self.factors[g], phi, 1 / group.noise))
+                check(chol_update_(self.factors[g], phi, 1 / float(self.noises[g])))
                 gain = posterior_mean(self.factors[g : g + 1], phi.T, [len(phi)], self.noises[g : g + 1])  # (n, k)
                 self.mean[group.outputs] += innovation[:, group.outputs].T @ gain
 
@@ -251,6 +254,8 @@ class Posterior:
     @torch.no_grad()
     def draws(self, samples: int, generator: torch.Generator) -> Tensor:
         """S models (S, Z + 1, k) from one factor."""
+        if self.rule == "mean":
+            return self.mean.repeat(samples, 1, 1)
         if self.rule != "released":
             return posterior_sample(self.factors, self.mean, self.sizes, None, samples, generator)
         eps = self.mean.new_empty(samples, *self.mean.shape).normal_(generator=generator)
@@ -264,9 +269,7 @@ class Posterior:
         """Restore what `state_dict` gave."""
         self.mean.copy_(state["mean"])
         self.factors = state["factors"].to(self.mean.device)
-        self.noises = state["noises"].to(self.mean.device)
-        for group, noise in zip(self.groups, self.noises.tolist(), strict=True):
-            group.noise = noise
+        self.noises.copy_(state["noises"])
 
 
 def as_model(models: Models, weight: Tensor | None) -> SampledModel:

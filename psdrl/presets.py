@@ -9,6 +9,7 @@ from psdrl.config import (
     AutoencoderConfig,
     Config,
     ForwardConfig,
+    LatentConfig,
     PolicyConfig,
     PosteriorConfig,
     ReplayConfig,
@@ -27,6 +28,7 @@ def _cpu(base: Config) -> Config:
     """Atari on two CPU cores: small networks, m = 250 throughout. [ours; starting point, see docs]"""
     return replace(
         base,
+        precision="fp32",
         autoencoder=AutoencoderConfig((16, 32), (4, 4), (4, 2), (4, 4), latent=128, learning_rate=2e-3, iterations=1),
         forward=ForwardConfig(3, 256, 64, "tanh", learning_rate=1e-3, iterations=6),
         termination=TerminationConfig(3, 128, learning_rate=1e-3),
@@ -37,15 +39,20 @@ def _cpu(base: Config) -> Config:
     )
 
 
-def _small(base: Config) -> Config:
-    """Vector observations: no autoencoder, small networks."""
+def _minatar(base: Config) -> Config:
+    """MinAtar: no autoencoder, small networks, sequences no longer than the shortest episodes (6 steps in Breakout),
+    for shorter episodes are never sampled and the ends of longer ones rarely."""
     return replace(
         base,
-        forward=ForwardConfig(3, 256, 32, "tanh", gain=2.0, learning_rate=1e-3, iterations=6),
+        precision="fp32",
+        latent=LatentConfig(clamp=True),
+        forward=ForwardConfig(3, 256, 32, "tanh", 2.0, window=3, learning_rate=1e-3, iterations=16, reward_weight=0),
         termination=TerminationConfig(3, 64, learning_rate=1e-3),
-        value=ValueConfig(3, 128, learning_rate=1e-3, iterations=6, target_every=20),
-        posterior=PosteriorConfig(prior_latent=1.0, prior_reward=10.0, noise_latent=1e-2, noise_reward=1e-3),
-        replay=ReplayConfig(capacity=20_000, batch=64, length=20),
+        value=ValueConfig(3, 128, learning_rate=1e-3, iterations=20, target_every=6, discount=0.97),
+        posterior=PosteriorConfig(
+            prior_latent=1.0, prior_reward=10.0, noise_latent=1e-3, noise_reward=1e-4, noise_from_data=True
+        ),
+        replay=ReplayConfig(capacity=20_000, batch=64, length=6),
         policy=PolicyConfig(update_every=250),
         reward_transform="none",
         eval_every=2_000,
@@ -53,15 +60,31 @@ def _small(base: Config) -> Config:
     )
 
 
+def _control(base: Config) -> Config:
+    """Control problems with a few real observations: standardised, and hardly any memory (one recurrent unit), for
+    sequences of 8 steps would train V at other hidden states than episodes of 500 steps reach."""
+    small = _minatar(base)
+    return replace(
+        small,
+        latent=LatentConfig(standardise=True, clamp=True),
+        forward=replace(small.forward, recurrent=1, window=1, iterations=25, reward_weight=1.0),
+        termination=TerminationConfig(3, 128, learning_rate=3e-3),
+        value=replace(small.value, iterations=40, target_every=8),
+        posterior=replace(small.posterior, noise_latent=1e-4),
+        replay=replace(small.replay, length=8),
+        steps=15_000,
+    )
+
+
 def _deepsea(base: Config) -> Config:
     """DeepSea: an update per episode, small noise: the reward is exact and must be found by deep exploration."""
     size = deepsea_size(base.env) or 10
-    small = _small(base)
     return replace(
-        small,
+        _minatar(base),
         autoencoder=replace(_cpu(base).autoencoder, latent=64),
-        forward=replace(small.forward, gain=5.0, recurrent=16, iterations=3),
-        value=replace(small.value, iterations=10, target_every=1),
+        latent=LatentConfig(),
+        forward=ForwardConfig(3, 256, 16, "tanh", gain=5.0, learning_rate=1e-3, iterations=3),
+        value=ValueConfig(3, 128, learning_rate=1e-3, iterations=10, target_every=1),
         posterior=PosteriorConfig(prior_latent=1.0, prior_reward=1e3, noise_latent=1e-3, noise_reward=1e-3),
         replay=ReplayConfig(capacity=10_000, batch=64, length=size),
         policy=PolicyConfig(update_every=size, update_every_early=size),
@@ -86,7 +109,14 @@ def _debug(base: Config) -> Config:
     )
 
 
-_PRESETS = {"paper": _paper, "cpu": _cpu, "deepsea": _deepsea, "minatar": _small, "debug": _debug}
+_PRESETS = {
+    "paper": _paper,
+    "cpu": _cpu,
+    "deepsea": _deepsea,
+    "minatar": _minatar,
+    "control": _control,
+    "debug": _debug,
+}
 
 
 def deepsea_size(env: str | None) -> int | None:
@@ -105,7 +135,9 @@ def choose(config: Config) -> tuple[str, str]:
         return "cpu", "Atari without a CUDA device; --preset paper is the paper's size"
     if (config.env or "").startswith("deepsea"):
         return "deepsea", "a DeepSea problem"
-    return "minatar", "a small problem"
+    if (config.env or "").startswith("minatar/"):
+        return "minatar", "a MinAtar game"
+    return "control", "a small problem"
 
 
 def preset(config: Config) -> Config:

@@ -107,7 +107,7 @@ def test_paper_preset_builds_the_papers_networks() -> None:
         ({"env": "deepsea-10"}, True, "deepsea"),
         ({"env": "deepsea-10-image"}, False, "deepsea"),
         ({"env": "minatar/breakout"}, True, "minatar"),
-        ({"env": "CartPole-v1"}, False, "minatar"),
+        ({"env": "CartPole-v1"}, False, "control"),
         ({"game": "Pong", "preset": "debug"}, True, "debug"),
     ],
     ids=str,
@@ -120,7 +120,7 @@ def test_auto_preset(choice: dict, cuda: bool, preset: str, monkeypatch: pytest.
     assert psdrl.configure(**choice).preset == preset
 
 
-@pytest.mark.parametrize("preset", ["paper", "cpu", "deepsea", "minatar", "debug"])
+@pytest.mark.parametrize("preset", ["paper", "cpu", "deepsea", "minatar", "control", "debug"])
 def test_every_preset_is_valid_and_survives_json(preset: str) -> None:
     config = psdrl.configure(env="deepsea-7", preset=preset, logdir=None)
     config.check()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from psdrl.acting import Actor
 from psdrl.execution import Execution, optimiser_state
@@ -192,3 +193,22 @@ def test_an_error_of_the_step_itself_is_not_hidden():
 
     with pytest.raises(ValueError, match="wrong shape"):
         Captured("step", step, tuple, Recording())(torch.ones(1))
+
+
+@pytest.mark.parametrize("kind", ["image", "vector"])
+def test_an_update_reads_numbers_back_only_at_its_end(kind):
+    class Order(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.names = []
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.names.append(func._schema.name)
+            return func(*args, **(kwargs or {}))
+
+    agent = make("fast", torch.float32, **SIZES[kind], posterior={"noise_from_data": True})
+    with Order() as order:
+        agent.update()
+    first = order.names.index("aten::_local_scalar_dense")
+    assert "aten::mm" in order.names[:first]
+    assert set(order.names[first:]) <= {"aten::_local_scalar_dense"}

@@ -1,4 +1,4 @@
-"""PSDRL learns: DeepSea-6 is solved in under a minute, which no untrained agent comes near."""
+"""PSDRL learns: DeepSea-8 is solved in under a minute, which no untrained agent comes near."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from tests.helpers import ListLog
 
 def untrained_returns(seed: int, episodes: int) -> list[float]:
     """Greedy episodes of an agent that draws a new model from the prior for each, and never learns."""
-    config = psdrl.configure(env="deepsea-6", device="cpu", seed=seed)
+    config = psdrl.configure(env="deepsea-8", device="cpu", seed=seed)
     env = make_env(config)
     agent = Agent(config, env.spec)
     scores: list[float] = []
@@ -32,8 +32,8 @@ def untrained_returns(seed: int, episodes: int) -> list[float]:
 
 
 def test_deepsea_is_learned() -> None:
-    """Treasure in most of the last 20 episodes; reaching it once by chance takes 6 right actions of 6: 1 in 64."""
-    config = psdrl.configure(env="deepsea-6", device="cpu", seed=0, steps=780, eval_every=0, checkpoint_every=0)
+    """Treasure in most of the last 20 episodes; reaching it once by chance takes 8 right actions of 8: 1 in 256."""
+    config = psdrl.configure(env="deepsea-8", device="cpu", seed=0, steps=1040, eval_every=0, checkpoint_every=0)
     assert config.preset == "deepsea"
     env = make_env(config)
     agent, log = Agent(config, env.spec), ListLog()

@@ -24,6 +24,7 @@ CASES = {
     "length-not-divisible": {"actions": 5, "lengths": (1, 5, 40, 3), "replay": {"batch": 3, "length": 10}},
     "blocks-longer-than-chunks": {"actions": 6, "chunk_rows": 50, "value": {"target_every": 40, "iterations": 2}},
     "mean-reduction": {"actions": 3, "loss_reduction": "mean"},
+    "posterior-mean": {"actions": 3, "posterior": {"rule": "mean"}},
     "no-sampling": {"actions": 3, "algo": "egreedy-exploit"},
     "fresh-value": {"actions": 3, "algo": "fresh-value"},
     "two-environments": {"actions": 3, "num_envs": 2},

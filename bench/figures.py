@@ -1,0 +1,167 @@
+"""Figures and the ablation table from results/: `python -m bench.figures` writes results/*.png and results/TABLE.md."""
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+
+from bench.learn import RESULTS, SOLVED, VARIANTS, WINDOW
+from psdrl.presets import deepsea_size
+
+LABELS = {
+    "default": "PSDRL (exact sampling)",
+    "released": "released sampling rule",
+    "egreedy-exploit": "epsilon-greedy, 50k steps",
+    "egreedy-explore": "epsilon-greedy, 1M steps",
+    "fresh-value": "new value network per update",
+    "noise-1": "noise variance 1",
+    "mean": "posterior mean + epsilon",
+}
+Runs = dict[str, dict[str, list[dict[str, Any]]]]
+
+
+def load(results: Path = RESULTS) -> Runs:
+    """All stored runs by environment and variant, in order of seeds."""
+    runs: Runs = defaultdict(lambda: defaultdict(list))
+    for path in sorted(results.glob("*/*-seed*.json")):
+        run = json.loads(path.read_text())
+        runs[run["env"]][run["variant"]].append(run)
+    return runs
+
+
+def colour(variant: str) -> str:
+    """The same colour for a variant in every figure."""
+    return f"C{list(LABELS).index(variant) if variant in LABELS else len(LABELS)}"
+
+
+def caption(figure: Any, text: str) -> None:
+    """What was run, below the axes."""
+    figure.text(0.01, 0.01, text, fontsize=7, va="bottom", wrap=True)
+
+
+def ladder(runs: Runs, path: Path) -> None:
+    """Episodes until DeepSea-N is solved against N; hollow triangles: not solved when the run ended."""
+    figure, axes = plt.subplots(figsize=(7, 4.8))
+    names = sorted(
+        (env for env in runs if deepsea_size(env) and "image" not in env), key=lambda e: deepsea_size(e) or 0
+    )
+    shown = [v for v in LABELS if any(v in runs[env] for env in names)]
+    seeds = set()
+    for i, variant in enumerate(shown):
+        shift = 0.25 * (i - (len(shown) - 1) / 2)
+        middle = []
+        for env in names:
+            size = deepsea_size(env) or 0
+            for run in runs[env].get(variant, []):
+                seeds.add(run["seed"])
+                solved = run["solved"] is not None
+                axes.plot(
+                    size + shift,
+                    run["solved"] or len(run["returns"]),
+                    "o" if solved else "^",
+                    color=colour(variant),
+                    fillstyle="full" if solved else "none",
+                    alpha=0.8,
+                )
+            ends = [run["solved"] for run in runs[env].get(variant, []) if run["solved"]]
+            if ends and len(ends) == len(runs[env][variant]):
+                middle.append((size + shift, float(np.median(ends))))
+        axes.plot(*zip(*middle, strict=True) if middle else ([], []), color=colour(variant), label=LABELS[variant])
+    sizes = np.array([deepsea_size(env) or 0 for env in names])
+    axes.plot(sizes, 2.0**sizes, "k:", linewidth=1, label="2^N, random actions")
+    axes.set(yscale="log", xlabel="N", ylabel=f"episodes until {SOLVED} of {WINDOW} solved", xticks=sizes)
+    axes.set_ylim(20, 20_000)
+    axes.legend(fontsize=8)
+    figure.subplots_adjust(bottom=0.2)
+    caption(
+        figure,
+        "DeepSea. Dots: one run each, solved; hollow triangles: not solved when the run ended; lines: median of all "
+        f"seeds.\nSeeds {min(seeds)} to {max(seeds)}; python -m psdrl.train --env deepsea-N --seed K, with the flags in "
+        "bench/learn.py for the other variants.",
+    )
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def curve(run: dict[str, Any], grid: np.ndarray) -> np.ndarray:
+    """Mean return of the last 20 episodes at each step of the grid."""
+    ends, returns = np.array(run["ends"]), np.array(run["returns"])
+    counts = np.searchsorted(ends, grid, side="right")
+    return np.array([returns[max(0, n - 20) : n].mean() if n else np.nan for n in counts])
+
+
+def curves(env: str, variants: dict[str, list[dict[str, Any]]], path: Path) -> None:
+    """Learning curves: mean over seeds, the range of seeds shaded."""
+    figure, axes = plt.subplots(figsize=(7, 4.8))
+    seeds = set()
+    for variant, found in variants.items():
+        if variant not in LABELS:
+            continue
+        seeds |= {run["seed"] for run in found}
+        grid = np.linspace(0, max(run["ends"][-1] for run in found), 100)[1:]
+        lines = np.stack([curve(run, grid) for run in found])
+        begun = np.isfinite(lines).all(0)  # every seed has ended an episode
+        grid, lines = grid[begun], lines[:, begun]
+        axes.plot(grid, lines.mean(0), color=colour(variant), label=f"{LABELS[variant]} ({len(found)} seeds)")
+        axes.fill_between(grid, lines.min(0), lines.max(0), color=colour(variant), alpha=0.15, lw=0)
+    axes.set(xlabel="environment steps", ylabel="return, mean of the last 20 episodes", title=env)
+    axes.legend(fontsize=8)
+    figure.subplots_adjust(bottom=0.2)
+    caption(
+        figure,
+        f"Mean over seeds {sorted(seeds)}, shaded from the worst to the best seed. python -m psdrl.train --env {env} "
+        "--seed K;\nflags of the other variants in bench/learn.py. Solved DeepSea runs end there and go on flat.",
+    )
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def table(runs: Runs) -> str:
+    """Markdown: one row per environment and variant."""
+    lines = [
+        "# Measured runs",
+        "",
+        "One row per environment and variant, made by `python -m bench.figures` from the files in this directory, which",
+        f"hold the exact commands. solved: seeds whose DeepSea run reached {SOLVED} of {WINDOW} consecutive treasures,",
+        "and after how many episodes each; last 20: mean return of a run's last 20 episodes, per seed; minutes: of one",
+        "core, per run, largest.",
+        "",
+        "| environment | variant | flags | seeds | solved | episodes | last 20 | steps | minutes |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for env, variants in sorted(runs.items(), key=lambda item: (deepsea_size(item[0]) or 999, item[0])):
+        for variant in sorted(variants, key=lambda v: list(LABELS).index(v) if v in LABELS else 99):
+            found = variants[variant]
+            deepsea = deepsea_size(env) is not None
+            solved = [run["solved"] for run in found if run["solved"]]
+            flags = " ".join(VARIANTS.get(variant, []))
+            lines.append(
+                f"| {env} | {LABELS.get(variant, variant)} | {f'`{flags}`' if flags else ''} "
+                f"| {', '.join(str(run['seed']) for run in found)} "
+                f"| {f'{len(solved)} of {len(found)}' if deepsea else ''} "
+                f"| {', '.join(str(run['solved'] or '-') for run in found) if deepsea else ''} "
+                f"| {', '.join(format(run['last20'], '.2f') for run in found)} "
+                f"| {max(run['steps'] for run in found):,} "
+                f"| {max(run['cpu_minutes'] for run in found):.1f} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Make everything."""
+    runs = load()
+    if any(deepsea_size(env) for env in runs):
+        ladder(runs, RESULTS / "deepsea.png")
+    for env, variants in runs.items():
+        curves(env, variants, RESULTS / f"{env.replace('/', '-')}.png")
+    (RESULTS / "TABLE.md").write_text(table(runs))
+
+
+if __name__ == "__main__":
+    main()
