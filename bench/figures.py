@@ -48,7 +48,9 @@ def caption(figure: Any, text: str) -> None:
 def ladder(runs: Runs, path: Path) -> None:
     """Episodes until DeepSea-N is solved against N; hollow triangles: not solved when the run ended."""
     figure, axes = plt.subplots(figsize=(7, 4.8))
-    names = sorted((env for env in runs if deepsea_size(env) and "image" not in env), key=lambda e: deepsea_size(e) or 0)
+    names = sorted(
+        (env for env in runs if deepsea_size(env) and "image" not in env), key=lambda e: deepsea_size(e) or 0
+    )
     shown = [v for v in LABELS if any(v in runs[env] for env in names)]
     seeds = set()
     for i, variant in enumerate(shown):
@@ -80,7 +82,7 @@ def ladder(runs: Runs, path: Path) -> None:
     caption(
         figure,
         "DeepSea. Dots: one run each, solved; hollow triangles: not solved when the run ended; lines: median of all "
-        f"seeds.\nSeeds {min(seeds)} to {max(seeds)}; python -m psdrl.train --env deepsea-N --seed K, with the flags in "
+        f"seeds.\nSeeds {min(seeds)} to {max(seeds)}; python -m psdrl.train --env deepsea-N --seed K, the flags of "
         "bench/learn.py for the other variants.",
     )
     figure.savefig(path, dpi=150)
@@ -125,8 +127,8 @@ def table(runs: Runs) -> str:
     lines = [
         "# Measured runs",
         "",
-        "One row per environment and variant, made by `python -m bench.figures` from the files in this directory, which",
-        f"hold the exact commands. solved: seeds whose DeepSea run reached {SOLVED} of {WINDOW} consecutive treasures,",
+        "One row per environment and variant, made by `python -m bench.figures` from the files in this directory,",
+        f"which hold the exact commands. solved: seeds that found {SOLVED} of {WINDOW} consecutive treasures,",
         "and after how many episodes each; last 20: mean return of a run's last 20 episodes, per seed; minutes: of one",
         "core, per run, largest.",
         "",

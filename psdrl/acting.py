@@ -55,7 +55,9 @@ class Actor:
         """Greedy actions (N,) and h' of all actions (N, A, H) for latent states (N, Z)."""
         agent, models, config = self.agent, self.agent.models, self.agent.config
         model = factored.folded(models.forward_model, agent.model)
-        ahead = factored.predict(model, models.termination, latents, self.hidden, config.termination.threshold, models.bounds)
+        ahead = factored.predict(
+            model, models.termination, latents, self.hidden, config.termination.threshold, models.bounds
+        )
         lots = torch.rand(ahead.rewards.shape, generator=self.generator, device=agent.device)
         return ahead.action(models.value, config.value.discount, lots), ahead.latents_hidden[..., latents.shape[1] :]
 

@@ -44,8 +44,6 @@ def train(agent: Agent, env: VectorEnv, log: Log | None = None, stop: Callable[[
         for i in range(env.num_envs):
             if step.started[i]:
                 agent.replay.start(i, step.observation[i])
-                if config.policy.sample_every_episode:
-                    agent.model = agent.draw()
                 score[i] = length[i] = 0
                 continue
             terminated = bool(step.terminated[i] or (cut_is_end and step.truncated[i]))

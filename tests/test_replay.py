@@ -215,3 +215,9 @@ def test_empty_buffer_round_trip() -> None:
     other.load_state_dict(Replay(16, 1, (2,), "float32").state_dict())
     assert not other.episodes
     assert other.transitions == 0
+
+
+def test_transition_slots_leave_out_the_last_observation_of_each_episode():
+    replay = filled_replay([3, 1, 5, 4], capacity=10)  # the oldest episodes are gone, the ring has wrapped
+    expected = [(start + i) % replay.num_slots for start, length in replay.episodes for i in range(length)]
+    assert replay.transition_slots().tolist() == expected
