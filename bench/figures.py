@@ -82,7 +82,7 @@ def ladder(runs: Runs, path: Path) -> None:
     caption(
         figure,
         "DeepSea. Dots: one run each, solved; hollow triangles: not solved when the run ended; lines: median of all "
-        f"seeds.\nSeeds {min(seeds)} to {max(seeds)}; python -m psdrl.train --env deepsea-N --seed K, with the flags in "
+        f"seeds.\nSeeds {min(seeds)} to {max(seeds)}; python -m psdrl.train --env deepsea-N --seed K, the flags of "
         "bench/learn.py for the other variants.",
     )
     figure.savefig(path, dpi=150)
@@ -127,8 +127,8 @@ def table(runs: Runs) -> str:
     lines = [
         "# Measured runs",
         "",
-        "One row per environment and variant, made by `python -m bench.figures` from the files in this directory, which",
-        f"hold the exact commands. solved: seeds whose DeepSea run reached {SOLVED} of {WINDOW} consecutive treasures,",
+        "One row per environment and variant, made by `python -m bench.figures` from the files in this directory,",
+        f"which hold the exact commands. solved: seeds that found {SOLVED} of {WINDOW} consecutive treasures,",
         "and after how many episodes each; last 20: mean return of a run's last 20 episodes, per seed; minutes: of one",
         "core, per run, largest.",
         "",

@@ -42,7 +42,6 @@ VARIANTS: dict[str, list[str]] = {
     "length-20": ["--replay.length", "20"],
     "recurrent-32": ["--forward.recurrent", "32"],
     "target-every-4": ["--value.target-every", "4"],
-    "sample-every-episode": ["--policy.sample-every-episode"],
     "noise-1": ["--posterior.noise-latent", "1", "--posterior.noise-reward", "1"],
 }
 

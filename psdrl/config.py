@@ -153,8 +153,6 @@ class PolicyConfig:
     """Steps m between two updates in the early phase. [paper]"""
     early_steps: int = 100_000
     """Length of the early phase in steps. [paper]"""
-    sample_every_episode: bool = False
-    """Draw a new model also at the start of every episode. [paper: only every m steps]"""
     epsilon: float = 0.001
     """Policy noise: probability of a random action. [paper]"""
     random_action_hidden: Literal["advance", "keep"] = "advance"

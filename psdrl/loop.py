@@ -56,8 +56,6 @@ class Group:
         for i in range(self.env.num_envs):
             if step.started[i]:
                 agent.replay.start(self.first + i, step.observation[i])
-                if agent.config.policy.sample_every_episode:
-                    agent.model = agent.draw()
                 self.score[i] = self.length[i] = 0
                 continue
             terminated, truncated = bool(step.terminated[i]), bool(step.truncated[i])

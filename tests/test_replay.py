@@ -300,3 +300,9 @@ def test_staging_is_fresh_for_every_read(host_frames: None, monkeypatch: pytest.
     for slot in (0, 1):
         replay.frames(torch.tensor([slot]))
     assert [tensor.tolist() for tensor in staged] == [[[0, 0]], [[0, 1]]]
+
+
+def test_transition_slots_leave_out_the_last_observation_of_each_episode():
+    replay = filled_replay([3, 1, 5, 4], capacity=10)  # the oldest episodes are gone, the ring has wrapped
+    expected = [(start + i) % replay.num_slots for start, length in replay.episodes for i in range(length)]
+    assert replay.transition_slots().tolist() == expected
