@@ -153,7 +153,7 @@ def test_noise_is_the_residual_variance_with_a_floor() -> None:
     np.testing.assert_allclose(fitted.mean[0].numpy(), mean, rtol=1e-9)
     restored = Posterior(config, 4, 3, torch.device("cpu"))
     restored.load_state_dict(fitted.state_dict())
-    assert [group.noise for group in restored.groups] == [noise_latent, noise_reward]
+    assert restored.noises.tolist() == [noise_latent, noise_reward]
 
 
 def test_rule_mean_never_samples() -> None:
