@@ -74,7 +74,7 @@ def ladder(runs: Runs, path: Path) -> None:
                 middle.append((size + shift, float(np.median(ends))))
         axes.plot(*zip(*middle, strict=True) if middle else ([], []), color=colour(variant), label=LABELS[variant])
     sizes = np.array([deepsea_size(env) or 0 for env in names])
-    axes.plot(sizes, 2.0**sizes, "k:", linewidth=1, label="2^N, random actions")
+    axes.plot(sizes, 2.0**sizes, "k:", linewidth=1, label="2^N: first treasure by random actions")
     axes.set(yscale="log", xlabel="N", ylabel=f"episodes until {SOLVED} of {WINDOW} solved", xticks=sizes)
     axes.set_ylim(20, 20_000)
     axes.legend(fontsize=8)
@@ -108,7 +108,7 @@ def curves(env: str, variants: dict[str, list[dict[str, Any]]], path: Path) -> N
         lines = np.stack([curve(run, grid) for run in found])
         begun = np.isfinite(lines).all(0)  # every seed has ended an episode
         grid, lines = grid[begun], lines[:, begun]
-        axes.plot(grid, lines.mean(0), color=colour(variant), label=f"{LABELS[variant]} ({len(found)} seeds)")
+        axes.plot(grid, lines.mean(0), color=colour(variant), label=f"{LABELS[variant]} (seeds: {len(found)})")
         axes.fill_between(grid, lines.min(0), lines.max(0), color=colour(variant), alpha=0.15, lw=0)
     axes.set(xlabel="environment steps", ylabel="return, mean of the last 20 episodes", title=env)
     axes.legend(fontsize=8)

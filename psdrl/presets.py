@@ -69,10 +69,9 @@ def _control(base: Config) -> Config:
         latent=LatentConfig(standardise=True, clamp=True),
         forward=replace(small.forward, recurrent=1, window=1, iterations=25, reward_weight=1.0),
         termination=TerminationConfig(3, 128, learning_rate=3e-3),
-        value=replace(small.value, iterations=40, target_every=8),
+        value=replace(small.value, learning_rate=5e-4, iterations=40, target_every=8, discount=0.95),
         posterior=replace(small.posterior, noise_latent=1e-4),
         replay=replace(small.replay, length=8),
-        steps=15_000,
     )
 
 
