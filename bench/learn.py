@@ -21,6 +21,7 @@ import torch
 from psdrl.agent import Agent
 from psdrl.cli import parse_train
 from psdrl.envs import make_env
+from psdrl.envs.atari import GAMES
 from psdrl.log import Log
 from psdrl.loop import train
 from psdrl.presets import deepsea_size
@@ -61,7 +62,14 @@ class Case:
 
     @property
     def arguments(self) -> list[str]:
-        return ["--env", self.env, "--seed", str(self.seed), *VARIANTS.get(self.variant, []), *self.extra]
+        return [
+            "--game" if self.env in GAMES else "--env",
+            self.env,
+            "--seed",
+            str(self.seed),
+            *VARIANTS.get(self.variant, []),
+            *self.extra,
+        ]
 
 
 class Trace(Log):
