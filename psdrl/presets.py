@@ -84,7 +84,7 @@ def _deepsea(base: Config) -> Config:
     size = deepsea_size(base.env) or 10
     return replace(
         _minatar(base),
-        autoencoder=replace(_cpu(base).autoencoder, latent=64),
+        autoencoder=replace(_cpu(base).autoencoder, latent=64, learning_rate=2e-3, mean_frame=False),
         latent=LatentConfig(),
         forward=ForwardConfig(3, 256, 16, "tanh", gain=5.0, learning_rate=1e-3, iterations=3),
         value=ValueConfig(3, 128, learning_rate=1e-3, iterations=10, target_every=1),
