@@ -112,6 +112,7 @@ def test_scales_and_ranges_come_from_the_buffer():
     torch.testing.assert_close(scaled.mean(0), torch.zeros(3, dtype=torch.float64))
     torch.testing.assert_close(scaled.std(0, correction=0)[:2], torch.ones(2, dtype=torch.float64))
     assert float(scaled[:, 2].abs().max()) < 1e-3, "a dimension that hardly changes is not blown up"
+    assert models.bounds is not None
     low, high = models.bounds
     torch.testing.assert_close(low, scaled.amin(0))
     torch.testing.assert_close(high, scaled.amax(0))
