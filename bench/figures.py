@@ -54,8 +54,9 @@ def ladder(runs: Runs, path: Path) -> None:
     shown = [v for v in LABELS if any(v in runs[env] for env in names)]
     seeds = set()
     for i, variant in enumerate(shown):
-        shift = 0.25 * (i - (len(shown) - 1) / 2)
+        shift = 0.07 * (i - (len(shown) - 1) / 2)
         middle = []
+        runs_of = "/".join(str(len(runs[env].get(variant, []))) for env in names)
         for env in names:
             size = deepsea_size(env) or 0
             for run in runs[env].get(variant, []):
@@ -72,16 +73,20 @@ def ladder(runs: Runs, path: Path) -> None:
             ends = [run["solved"] for run in runs[env].get(variant, []) if run["solved"]]
             if ends and len(ends) == len(runs[env][variant]):
                 middle.append((size + shift, float(np.median(ends))))
-        axes.plot(*zip(*middle, strict=True) if middle else ([], []), color=colour(variant), label=LABELS[variant])
+        axes.plot(
+            *zip(*middle, strict=True) if middle else ([], []),
+            color=colour(variant),
+            label=f"{LABELS[variant]} (runs: {runs_of})",
+        )
     sizes = np.array([deepsea_size(env) or 0 for env in names])
     axes.plot(sizes, 2.0**sizes, "k:", linewidth=1, label="2^N: first treasure by random actions")
     axes.set(yscale="log", xlabel="N", ylabel=f"episodes until {SOLVED} of {WINDOW} solved", xticks=sizes)
-    axes.set_ylim(20, 20_000)
-    axes.legend(fontsize=8)
+    axes.set_ylim(20, 1_000_000)
+    axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(0, 1.0))
     figure.subplots_adjust(bottom=0.2)
     caption(
         figure,
-        "DeepSea. Dots: one run each, solved; hollow triangles: not solved when the run ended; lines: median of all "
+        "Runs: seeds at each N. Dots: solved; hollow triangles: not solved when the run ended; lines: median of all "
         f"seeds.\nSeeds {min(seeds)} to {max(seeds)}; python -m psdrl.train --env deepsea-N --seed K, the flags of "
         "bench/learn.py for the other variants.",
     )

@@ -41,6 +41,7 @@ VARIANTS: dict[str, list[str]] = {
     "reward-weight-1": ["--forward.reward-weight", "1"],
     "no-standardise": ["--latent.no-standardise"],
     "length-20": ["--replay.length", "20"],
+    "iterations-6": ["--forward.iterations", "6", "--value.iterations", "6"],
     "recurrent-32": ["--forward.recurrent", "32"],
     "target-every-4": ["--value.target-every", "4"],
     "noise-1": ["--posterior.noise-latent", "1", "--posterior.noise-reward", "1"],

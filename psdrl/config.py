@@ -42,9 +42,9 @@ class LatentConfig:
     """Scale of the latent states that all models see; refreshed once per update from the replay buffer."""
 
     standardise: bool = False
-    """Subtract each dimension's mean and divide by its standard deviation. [paper: no]"""
+    """Subtract each dimension's mean and divide by its standard deviation. [paper: no; ours: docs/learning.md]"""
     clamp: bool = False
-    """Keep predicted latent states within the range that each dimension has in the buffer. [paper: no]"""
+    """Keep predicted latent states within each dimension's range in the buffer. [paper: no; ours: docs/learning.md]"""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,8 @@ class PosteriorConfig:
     noise_reward: float = 1.0
     """Noise variance sigma^2 of the reward target. [paper: 1 for all]"""
     noise_from_data: bool = False
-    """Noise variances from the regression's residuals, no smaller than the two above. [paper: no]"""
+    """Noise variances from the regression's residuals, no smaller than the two above. [paper: no; ours:
+    docs/learning.md]"""
     released_ridge: float = 100.0
     """Ridge of rule `released`. [released]"""
     released_scale: float = 1e-3

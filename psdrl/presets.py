@@ -46,8 +46,8 @@ def _cpu(base: Config) -> Config:
 
 
 def _minatar(base: Config) -> Config:
-    """MinAtar: no autoencoder, small networks, sequences no longer than the shortest episodes (6 steps in Breakout),
-    for shorter episodes are never sampled and the ends of longer ones rarely."""
+    """MinAtar: no autoencoder, small networks, sequences no longer than the shortest episodes (6 steps in Breakout): a
+    single longer episode would otherwise be the only one that is sampled. [ours: docs/learning.md]"""
     return replace(
         base,
         precision="fp32",
@@ -68,7 +68,8 @@ def _minatar(base: Config) -> Config:
 
 def _control(base: Config) -> Config:
     """Control problems with a few real observations: standardised, and hardly any memory (one recurrent unit), for
-    sequences of 8 steps would train V at other hidden states than episodes of 500 steps reach."""
+    sequences of 8 steps train V at other hidden states than long episodes reach. Does not solve CartPole yet.
+    [ours: docs/learning.md]"""
     small = _minatar(base)
     return replace(
         small,
