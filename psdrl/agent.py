@@ -37,6 +37,7 @@ class Path(NamedTuple):
     encode_buffer: Callable[..., learning.Latents]
     train_forward: Callable[..., learning.Losses]
     buffer_statistics: Callable[..., posterior.Statistics]
+    hidden_states: Callable[..., Tensor]
     train_value: Callable[..., learning.Losses]
 
 
@@ -46,6 +47,7 @@ PATHS = {
         learning.encode_buffer,
         learning.train_forward,
         posterior.buffer_statistics,
+        posterior.hidden_states,
         planning.train_value,
     ),
     "plain": Path(
@@ -53,6 +55,7 @@ PATHS = {
         plain.EncodeOnUse,
         plain.train_forward,
         plain.buffer_statistics,
+        plain.hidden_states,
         plain.train_value,
     ),
 }
@@ -115,7 +118,9 @@ class Agent:
         compiled = self.execution.compile_seconds()
         with phase("autoencoder"):
             if config.autoencoder.mean_frame and isinstance(models.autoencoder, Autoencoder):
-                models.autoencoder.refresh(replay.frames(slots) for slots in replay.stored_slots().split(256))
+                stored = replay.stored_slots()
+                some = stored[:: max(1, len(stored) // 1024)]  # a mean needs no more
+                models.autoencoder.refresh(replay.frames(slots) for slots in some.split(256))
             losses = path.train_autoencoder(models, optimisers, replay, self.batch, config, *how)  # line 6
         with phase("encoding"):
             latents = path.encode_buffer(models, replay, config.chunk_rows, *how)
@@ -131,7 +136,12 @@ class Agent:
         with phase("value"):
             if config.algo == "fresh-value":
                 self._renew_value()
-            losses |= path.train_value(models, optimisers, latents, self.batch, self.model, config, *how)  # line 12
+            hidden = None
+            if config.value.start == "episode":
+                hidden = path.hidden_states(models, replay, latents, config.chunk_rows)
+            losses |= path.train_value(
+                models, optimisers, latents, self.batch, self.model, config, hidden, *how
+            )  # line 12
         self.updates += 1
         return (
             {f"loss/{name}": float(loss) for name, loss in losses.items()}

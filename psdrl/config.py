@@ -34,7 +34,8 @@ class AutoencoderConfig:
     iterations: int = 3
     """Training iterations per update, of B gradient steps with inner batch L each. [paper]"""
     mean_frame: bool = False
-    """Subtract the buffer's mean frame and scale what is left to unit variance, once per update. [paper: no]"""
+    """Subtract the mean of about 1,024 stored frames and scale what is left to unit variance; both are renewed in
+    every update. [paper: no]"""
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,9 @@ class ValueConfig:
     """Gradient steps between two copies into the target network; the count restarts with each batch. [paper]"""
     discount: float = 0.99
     """Discount factor gamma. [paper]"""
+    start: Literal["zero", "episode"] = "zero"
+    """Hidden state at the start of a sequence in planning: zero [paper], or what its episode up to there leads to, as
+    in acting; sequences of L steps from zero never see the hidden states of long episodes."""
 
 
 @dataclass(frozen=True)

@@ -111,16 +111,40 @@ def buffer_statistics(models: Models, replay: Replay, latents: Latents, chunk_ro
     return statistics
 
 
+@torch.no_grad()
+def hidden_states(models: Models, replay: Replay, latents: Latents, chunk_rows: int = 0) -> Tensor:
+    """h_t (slots, H) of all stored states but the last of each episode, one after another."""
+    forward_model = models.forward_model
+    table = forward_model.output.weight.new_zeros(replay.num_slots, forward_model.gru.hidden_size)
+    for episode in replay.episodes:
+        slot = torch.tensor([episode.start], device=replay.device)
+        for _ in range(episode.length - 1):
+            following = (slot + 1) % replay.num_slots
+            table[following] = forward_model.next_hidden(latents[slot], replay.actions[slot], table[slot])
+            slot = following
+    return table
+
+
 def train_value(
-    models: Models, optimisers: Optimisers, latents: Latents, sample: Sampler, model: SampledModel, config: Config
+    models: Models,
+    optimisers: Optimisers,
+    latents: Latents,
+    sample: Sampler,
+    model: SampledModel,
+    config: Config,
+    hidden_states: Tensor | None = None,
 ) -> Losses:
-    """Line 12: per iteration one sweep through a batch, one gradient step per time step."""
+    """Line 12: per iteration one sweep through a batch, one gradient step per time step.
+
+    Sequences start with h = 0, or with that of their first state in `hidden_states` (slots, H)."""
     iterations = config.value.iterations * (4 if config.algo == "fresh-value" else 1)
     losses = []
     for _ in range(iterations):
         batch = sample()
         size, length = batch.actions.shape
         hidden = model.weight.new_zeros(size, config.forward.recurrent)
+        if hidden_states is not None:
+            hidden = hidden_states[batch.slots[:, 0]]
         for t in range(length):
             if t % config.value.target_every == 0:
                 copy_parameters(models.value, models.target)

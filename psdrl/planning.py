@@ -67,9 +67,12 @@ def train_value(
     sample: Sampler,
     model: SampledModel,
     config: Config,
+    hidden_states: Tensor | None = None,
     execution: Execution = EAGER,
 ) -> Losses:
-    """Line 12: per iteration one sweep through a batch, one gradient step per time step."""
+    """Line 12: per iteration one sweep through a batch, one gradient step per time step.
+
+    Sequences start with h = 0, or with that of their first state in `hidden_states` (slots, H)."""
     iterations = config.value.iterations * (4 if config.algo == "fresh-value" else 1)
     forward_model, value, optimiser = models.forward_model, models.value, optimisers["value"]
     predict_all = execution.compiled(predict)
@@ -98,6 +101,8 @@ def train_value(
             z = latents[batch.slots[:, :-1].T]  # (L, B, Z), time first
             inputs = torch.cat([z, one_hot(batch.actions.T, forward_model.num_actions, z)], 2)
             start = z.new_zeros(1, size, config.forward.recurrent)
+            if hidden_states is not None:
+                start = hidden_states[batch.slots[:, 0]][None]
             hidden = torch.cat([start, *walk(inputs[:-1], start[0])]) if length > 1 else start
             states = torch.cat([z, hidden], 2)
         most = config.chunk_rows // (size * forward_model.num_actions)

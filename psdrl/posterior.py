@@ -1,7 +1,8 @@
 """Uncertainty model: Bayesian linear regression from features to [z', r] (Eq. 4), in float64."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -55,18 +56,22 @@ class Statistics:
         self.rows += round(weight) * len(features)
 
 
-@torch.no_grad()
-def buffer_statistics(
-    models: Models, replay: Replay, latents: Latents, chunk_rows: int, execution: Execution = EAGER
-) -> Statistics:
-    """Features and targets of all stored transitions, streamed: Phi is never materialised.
+class Stretch(NamedTuple):
+    """Consecutive time steps of the stored episodes that last so long: rows of a packed sequence."""
 
-    Episodes are packed by length (longest first), so nothing is padded; time goes on in stretches of at most
-    `chunk_rows` rows (at least one step), each a packed GRU scan followed by the feature network in bulk.
+    slots: Tensor  # (n,) where s_t is stored
+    inputs: Tensor  # (n, Z + A) [z_t, onehot(a_t)]
+    hidden: Tensor  # (n, H) h_t
+    next_hidden: Tensor  # (n, H) h_{t+1}
+
+
+@torch.no_grad()
+def walk(models: Models, replay: Replay, latents: Latents, chunk_rows: int) -> Iterator[Stretch]:
+    """All stored episodes from their start, h_0 = 0, in stretches of at most `chunk_rows` rows (at least one step).
+
+    Episodes are packed by length (longest first), so nothing is padded; each stretch is a packed GRU scan.
     """
     forward_model = models.forward_model
-    outputs, features = forward_model.output.weight.shape
-    statistics = Statistics.empty(features, outputs, replay.device)
     episodes = sorted(replay.episodes, key=lambda episode: -episode.length)
     starts = torch.tensor([episode.start for episode in episodes])
     lengths = np.array([episode.length for episode in episodes])
@@ -78,16 +83,39 @@ def buffer_statistics(
         sizes = active[time : time + steps]
         rows = torch.cat([starts[:size] + t for t, size in enumerate(sizes, time)]) % replay.num_slots
         rows = rows.to(replay.device)
-        z, actions = latents[rows], replay.actions[rows]
-        inputs = torch.cat([z, one_hot(actions, forward_model.num_actions, z)], 1)
+        z = latents[rows]
+        inputs = torch.cat([z, one_hot(replay.actions[rows], forward_model.num_actions, z)], 1)
         states = scan(forward_model, inputs, hidden[: sizes[0]], torch.from_numpy(sizes))
-        targets = torch.cat([latents[(rows + 1) % replay.num_slots], replay.rewards[rows, None].to(z)], 1)
-        with execution.autocast():
-            phi = forward_model.feature_layers(torch.cat([states, inputs], 1))
-        statistics.add(phi.to(z), targets)
-        hidden = states[-sizes[-1] :]
+        by_step = states.split(sizes.tolist())
+        following = (h[:size] for h, size in zip(by_step, sizes[1:], strict=False))
+        yield Stretch(rows, inputs, torch.cat([hidden[: sizes[0]], *following]), states)
+        hidden = by_step[-1]
         time += steps
+
+
+@torch.no_grad()
+def buffer_statistics(
+    models: Models, replay: Replay, latents: Latents, chunk_rows: int, execution: Execution = EAGER
+) -> Statistics:
+    """Features and targets of all stored transitions, streamed: Phi is never materialised."""
+    outputs, features = models.forward_model.output.weight.shape
+    statistics = Statistics.empty(features, outputs, replay.device)
+    for slots, inputs, _, next_hidden in walk(models, replay, latents, chunk_rows):
+        following = latents[(slots + 1) % replay.num_slots]
+        targets = torch.cat([following, replay.rewards[slots, None].to(following)], 1)
+        with execution.autocast():
+            phi = models.forward_model.feature_layers(torch.cat([next_hidden, inputs], 1))
+        statistics.add(phi.to(following), targets)
     return statistics
+
+
+def hidden_states(models: Models, replay: Replay, latents: Latents, chunk_rows: int) -> Tensor:
+    """h_t (slots, H) of all stored states but the last of each episode, as playing leads to them."""
+    weight = models.forward_model.output.weight
+    table = weight.new_zeros(replay.num_slots, models.forward_model.gru.hidden_size)
+    for stretch in walk(models, replay, latents, chunk_rows):
+        table[stretch.slots] = stretch.hidden
+    return table
 
 
 Metrics = dict[str, float | Tensor]

@@ -32,6 +32,8 @@ CASES = {
     "clamped-predictions": {"actions": 3, "latent": {"clamp": True}},
     "standardised-and-clamped-vectors": {"kind": "vector", "latent": {"standardise": True, "clamp": True}},
     "automatic-reward-weight": {"actions": 3, "forward": {"reward_weight": 0}},
+    "mean-frame": {"actions": 3, "autoencoder": {"mean_frame": True}},
+    "sequences-within-their-episodes": {"actions": 3, "chunk_rows": 40, "value": {"start": "episode"}},
     "noise-from-data": {"kind": "vector", "posterior": {"noise_from_data": True, "noise_reward": 1e-4}},
 }
 
