@@ -42,7 +42,9 @@ VARIANTS: dict[str, list[str]] = {
     "no-standardise": ["--latent.no-standardise"],
     "length-20": ["--replay.length", "20"],
     "iterations-6": ["--forward.iterations", "6", "--value.iterations", "6"],
+    "recurrent-1": ["--forward.recurrent", "1"],
     "recurrent-32": ["--forward.recurrent", "32"],
+    "start-zero": ["--value.start", "zero"],
     "target-every-4": ["--value.target-every", "4"],
     "noise-1": ["--posterior.noise-latent", "1", "--posterior.noise-reward", "1"],
 }

@@ -36,7 +36,7 @@ def _cpu(base: Config) -> Config:
         latent=LatentConfig(standardise=True, clamp=True),
         forward=ForwardConfig(3, 256, 64, "tanh", learning_rate=1e-3, iterations=6, reward_weight=0),
         termination=TerminationConfig(3, 128, learning_rate=1e-3),
-        value=ValueConfig(3, 256, learning_rate=5e-4, iterations=6, target_every=40, discount=0.98),
+        value=ValueConfig(3, 256, learning_rate=5e-4, iterations=6, target_every=40, discount=0.98, start="episode"),
         posterior=PosteriorConfig(
             prior_latent=1.0, prior_reward=10.0, noise_latent=1e-2, noise_reward=1e-4, noise_from_data=True
         ),
