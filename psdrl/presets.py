@@ -26,8 +26,8 @@ def _paper(base: Config) -> Config:
 
 def _cpu(base: Config) -> Config:
     """Atari on two CPU cores: small networks, m = 250 throughout; frames less their mean, for most of a frame never
-    changes; a slow autoencoder, for all other networks must follow it. [ours; measured: results/tuning/Freeway, which it
-    learns and then forgets]"""
+    changes; a slow autoencoder, for all other networks must follow it. [ours; measured:
+    results/tuning/Freeway, which it learns and then forgets]"""
     return replace(
         base,
         precision="fp32",
