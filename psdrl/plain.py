@@ -113,15 +113,14 @@ def buffer_statistics(models: Models, replay: Replay, latents: Latents, chunk_ro
 
 @torch.no_grad()
 def hidden_states(models: Models, replay: Replay, latents: Latents, chunk_rows: int = 0) -> Tensor:
-    """h_t (slots, H) of all stored states but the last of each episode, one after another."""
+    """h_t (slots, H) of all stored states but the last of each episode; episodes that still run go on together."""
     forward_model = models.forward_model
     table = forward_model.output.weight.new_zeros(replay.num_slots, forward_model.gru.hidden_size)
-    for episode in replay.episodes:
-        slot = torch.tensor([episode.start], device=replay.device)
-        for _ in range(episode.length - 1):
-            following = (slot + 1) % replay.num_slots
-            table[following] = forward_model.next_hidden(latents[slot], replay.actions[slot], table[slot])
-            slot = following
+    for t in range(max(episode.length for episode in replay.episodes) - 1):
+        starts = [episode.start for episode in replay.episodes if episode.length > t + 1]
+        now = (torch.tensor(starts, device=replay.device) + t) % replay.num_slots
+        hidden = forward_model.next_hidden(latents[now], replay.actions[now], table[now])
+        table[(now + 1) % replay.num_slots] = hidden
     return table
 
 
