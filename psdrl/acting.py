@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from psdrl.device import is_gpu, pinned_empty, uploaded
+from psdrl.graphs import Step
 from psdrl.kernels.lookahead import factored, reference
 from psdrl.models import SampledModel
 
@@ -30,8 +31,9 @@ class Actor:
         self.agent = agent
         self.hidden = torch.zeros(num_envs, agent.config.forward.recurrent, device=agent.device, dtype=agent.dtype)
         self.generator = torch.Generator(agent.device).manual_seed(seed)
-        decide = self._decide if agent.config.update_path == "fast" else self._decide_plainly
-        self._run = agent.execution.captured("act", decide, generators=(self.generator,))
+        self._run: Step = self._decide_plainly  # reads the sampled model where it lies, so it cannot be captured
+        if agent.config.update_path == "fast":
+            self._run = agent.execution.captured("act", self._decide, generators=(self.generator,))
         self._model: SampledModel | None = None  # the one whose folding `_folded` holds
         self._folded: factored.Folded | None = None
         self._staging: Tensor | None = None  # pinned host memory, from which a GPU copies while the host goes on

@@ -105,6 +105,21 @@ def test_captured_actions_equal_eager_ones(kind):
     assert recording.graphs[0].replays == 12, "the actor's graph is captured once and serves every model"
 
 
+def test_the_plain_path_acts_on_the_newest_model_with_graphs_on():
+    """It reads the sampled model itself, which moves with every draw: a graph would keep the old one."""
+    eager, captured = (make("plain", torch.float64, **SIZES["vector"]) for _ in range(2))
+    with_graphs(captured)
+    eager.actors = [Actor(eager, eager.config.num_envs, 1)]
+    frames = eager.replay.observations[:8].numpy()
+    for t in range(8):
+        observation = frames[t][None].repeat(eager.config.num_envs, 0)
+        assert np.array_equal(captured.actor.act(observation, 0.0), eager.actor.act(observation, 0.0))
+        close(captured.actor.hidden, eager.actor.hidden)
+        if t == 3:
+            for agent in (eager, captured):
+                agent.model = agent.draw()
+
+
 def test_a_resumed_agent_captures_again():
     eager, captured = (make("fast", torch.float64, **SIZES["vector"]) for _ in range(2))
     with_graphs(captured)
