@@ -81,7 +81,7 @@ class Actor:
             threshold = config.termination.threshold
             ahead = factored.predict(self._folded, models.termination, latents, hidden, threshold, models.bounds)
             lots = torch.rand(ahead.rewards.shape, generator=self.generator, device=agent.device)
-            actions = ahead.action(models.value, config.value.discount, lots)
+            actions = ahead.action(models.acting_value, config.value.discount, lots)
         return self._explore(actions, hidden, ahead.latents_hidden[..., latents.shape[1] :], epsilon)
 
     def _decide_plainly(self, observations: Tensor, hidden: Tensor, epsilon: Tensor) -> tuple[Tensor, Tensor]:
@@ -91,7 +91,7 @@ class Actor:
             models.forward_model,
             agent.model,
             models.termination,
-            models.value,
+            models.acting_value,
             models.encode(observations),
             hidden,
             config.value.discount,

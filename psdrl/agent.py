@@ -18,7 +18,7 @@ from psdrl.execution import Execution
 from psdrl.kernels import triton_support
 from psdrl.learning import make_optimisers, restart
 from psdrl.models import Autoencoder, Models, SampledModel
-from psdrl.planning import copy_parameters
+from psdrl.planning import follow
 from psdrl.posterior import Posterior, as_model
 from psdrl.profiling import Phases
 from psdrl.replay import Batch, Replay
@@ -152,7 +152,8 @@ class Agent:
 
     def batch(self) -> Batch:
         """A fresh batch of B sequences of L steps."""
-        return self.replay.sample(self.config.replay.batch, self.config.replay.length, self.rng)
+        replay = self.config.replay
+        return self.replay.sample(replay.batch, replay.length, self.rng, replay.ends == "even")
 
     def draw(self, mean: bool = False) -> SampledModel:
         """A model drawn from the posterior, or its mean; the trained output layer under rule none."""
@@ -164,7 +165,8 @@ class Agent:
         """Ablation fresh-value: forget the value network."""
         seed = int(self.rng.integers(2**31))
         fresh = self._initialised(lambda: Models(self.config, self.spec).value, seed)
-        copy_parameters(fresh, self.models.value)
+        follow(fresh, self.models.value)
+        follow(fresh, self.models.target)
         restart(self.optimisers["value"])
 
     def transform(self, rewards: NDArray) -> NDArray:

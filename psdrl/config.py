@@ -84,6 +84,9 @@ class TerminationConfig:
     """Adam's learning rate. [paper]"""
     threshold: float = 0.5
     """A state is taken for absorbing if its estimate reaches this. [paper, Eq. 7]"""
+    weight: float = 1.0
+    """Weight of an absorbing state's squared error in Eq. 3. A few ends in thousands of steps otherwise stay below the
+    threshold, and planning never sees them. [paper: 1; ours: docs/learning.md]"""
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,9 @@ class ValueConfig:
     """Training iterations kappa per update, of L gradient steps each. [paper]"""
     target_every: int = 4
     """Gradient steps between two copies into the target network; the count restarts with each batch. [paper]"""
+    target_rate: float = 1.0
+    """How far the target network goes towards the value network at each of these copies: 1 is a copy. [paper] Below 1
+    it is an average of past value networks, and acting uses it too. [ours: docs/learning.md]"""
     discount: float = 0.99
     """Discount factor gamma. [paper]"""
     start: Literal["zero", "episode"] = "zero"
@@ -141,6 +147,10 @@ class ReplayConfig:
     """Sequences B per batch. [paper]"""
     length: int = 250
     """Steps L per sequence; shrinks to the shortest episode while no episode is that long. [paper; released]"""
+    ends: Literal["rare", "even"] = "rare"
+    """Where a sequence starts in its episode: anywhere from its first step to L steps before its end, so that the last
+    step is drawn a factor L less often than others. [paper, released: rare] even: sequences may hang over at both ends
+    and are then moved inside, so that the last step is drawn as often as others. [ours: docs/learning.md]"""
     device: Literal["auto", "device", "host"] = "auto"
     """Where the frames lie: on the run's device, or in (pinned) host memory, from where each batch is copied; auto: on
     the device if they take less than a quarter of its free memory. On a CPU both are the same. [ours]"""
@@ -303,6 +313,8 @@ class Config:
         for name in ("policy.epsilon", "minatar.sticky"):
             if not 0 <= _lookup(self, name) <= 1:
                 raise UserError(f"{_flag(name)} is {_lookup(self, name)} but must lie between 0 and 1.")
+        if self.value.target_rate > 1:
+            raise UserError(f"--value.target-rate is {self.value.target_rate} but must be at most 1, which copies.")
         if not 0 <= self.value.discount < 1:
             raise UserError(f"--value.discount is {self.value.discount} but must lie in [0, 1).")
         conv = self.autoencoder
@@ -358,7 +370,9 @@ _POSITIVE = (
     "forward.learning_rate",
     "forward.gain",
     "termination.learning_rate",
+    "termination.weight",
     "value.learning_rate",
+    "value.target_rate",
     "posterior.prior_latent",
     "posterior.prior_reward",
     "posterior.noise_latent",

@@ -183,11 +183,13 @@ def window_loss(
     return loss, states[-1].detach()
 
 
-def termination_loss(termination: TanhNet, latents: Tensor, terminated: Tensor) -> Tensor:
-    """Eq. 3 over a window: z (l + 1, B, Z), of which the first has no predecessor here, and delta (l, B)."""
+def termination_loss(termination: TanhNet, latents: Tensor, terminated: Tensor, weight: float) -> Tensor:
+    """Eq. 3 over a window: z (l + 1, B, Z), of which the first has no predecessor here, and delta (l, B); errors of
+    absorbing states count `weight` times."""
     *hidden_layers, last = termination.linear_layers()
     estimates = last(tanh_layers(hidden_layers, latents[1:].flatten(0, 1))).squeeze(1)
-    return (estimates - terminated.flatten()).square().mean()
+    delta = terminated.flatten()
+    return ((1 + (weight - 1) * delta) * (estimates - delta).square()).mean()
 
 
 def train_forward(
@@ -206,7 +208,7 @@ def train_forward(
         beside, join = execution.beside()  # the two networks share nothing but the latent states
         with beside:
             with execution.autocast():
-                ended = termination_loss_of(termination, z, terminated)
+                ended = termination_loss_of(termination, z, terminated, config.termination.weight)
             gradient_step(optimisers["termination"], ended)
         with execution.autocast():
             loss, hidden = loss_of(

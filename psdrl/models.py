@@ -245,6 +245,7 @@ class Models(nn.Module):
         self.value = TanhNet(latent + hidden, config.value.units, config.value.layers)
         self.target = TanhNet(latent + hidden, config.value.units, config.value.layers).requires_grad_(False)
         self.target.load_state_dict(self.value.state_dict())
+        self.averaged = config.value.target_rate < 1
         self.options, self.automatic_weight = config.latent, config.forward.reward_weight == 0
         self.latent_mean: Tensor
         self.latent_scale: Tensor
@@ -287,6 +288,11 @@ class Models(nn.Module):
     def bounds(self) -> tuple[Tensor, Tensor] | None:
         """Smallest and largest latent state (Z,) for predictions, if they are clamped."""
         return (self.latent_low, self.latent_high) if self.options.clamp else None
+
+    @property
+    def acting_value(self) -> TanhNet:
+        """The value network that acts: V, or the average of its past that the target network is."""
+        return self.target if self.averaged else self.value
 
     def counts(self) -> Iterator[tuple[str, int]]:
         """Parameters of each network."""

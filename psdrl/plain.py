@@ -12,7 +12,7 @@ from psdrl.config import Config
 from psdrl.kernels.lookahead import lookahead
 from psdrl.learning import Latents, Losses, Optimisers, Sampler, forward_loss, gradient_step
 from psdrl.models import Autoencoder, Models, SampledModel, value_of
-from psdrl.planning import copy_parameters
+from psdrl.planning import follow
 from psdrl.posterior import Statistics
 from psdrl.replay import Replay
 
@@ -79,8 +79,11 @@ def train_forward(models: Models, optimisers: Optimisers, latents: Latents, samp
                 target = torch.cat([following, batch.rewards[:, t, None].to(now)], 1)
                 error = forward_loss(prediction, target, models.reward_weight, config.loss_reduction)
                 loss = loss + error / len(steps)
-                error = termination(following) - batch.terminated[:, t]
-                termination_loss = termination_loss + error.square().mean() / len(steps)
+                delta = batch.terminated[:, t]
+                error = (
+                    torch.where(delta > 0, config.termination.weight, 1.0) * (termination(following) - delta).square()
+                )
+                termination_loss = termination_loss + error.mean() / len(steps)
             gradient_step(optimisers["forward"], loss)
             gradient_step(optimisers["termination"], termination_loss)
             losses.append(loss.detach())
@@ -146,7 +149,7 @@ def train_value(
             hidden = hidden_states[batch.slots[:, 0]]
         for t in range(length):
             if t % config.value.target_every == 0:
-                copy_parameters(models.value, models.target)
+                follow(models.value, models.target, config.value.target_rate)
             with torch.no_grad():
                 z = latents[batch.slots[:, t]]
                 ahead = lookahead(

@@ -18,10 +18,11 @@ from psdrl.learning import Latents, Losses, Optimisers, Sampler, scan
 from psdrl.models import Models, SampledModel, TanhNet, one_hot
 
 
-def copy_parameters(source: nn.Module, target: nn.Module) -> None:
-    """psi' <- psi, in place."""
-    with torch.no_grad():
-        torch._foreach_copy_(list(target.parameters()), list(source.parameters()))
+@torch.no_grad()
+def follow(source: nn.Module, target: nn.Module, rate: float = 1.0) -> None:
+    """psi' <- psi in place, or by this part of the way."""
+    old, new = list(target.parameters()), list(source.parameters())
+    torch._foreach_copy_(old, new) if rate == 1 else torch._foreach_lerp_(old, new, rate)
 
 
 def stretches(length: int, block: int, most: int) -> Iterator[range]:
@@ -120,7 +121,7 @@ def train_value(
             for first in range(stretch.start, stretch.stop, config.value.target_every):
                 last = min(first + config.value.target_every, stretch.stop)
                 if first % config.value.target_every == 0:
-                    copy_parameters(value, models.target)
+                    follow(value, models.target, config.value.target_rate)
                 part = predictions.rows((first - stretch.start) * size, (last - stretch.start) * size)
                 losses += run(part.latents_hidden, part.rewards, part.omega, states[first:last])
     return {"value": torch.cat(losses).mean()} if losses else {}

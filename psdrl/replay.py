@@ -134,12 +134,15 @@ class Replay:
         lengths = [episode.length for episode in self.episodes]
         return length if max(lengths) >= length else min(lengths)
 
-    def sample(self, batch: int, length: int, rng: np.random.Generator) -> Batch:
-        """B sequences: an episode uniformly among those of at least L steps, a start uniformly within it."""
+    def sample(self, batch: int, length: int, rng: np.random.Generator, even_ends: bool = False) -> Batch:
+        """B sequences: an episode uniformly among those of at least L steps, a start uniformly within it; with
+        `even_ends` from L - 1 steps before it to its last step, and then moved inside."""
         length = self.sequence_length(length)
         episodes = np.array([episode for episode in self.episodes if episode.length >= length])
         chosen = episodes[rng.integers(len(episodes), size=batch)]
-        starts = chosen[:, 0] + rng.integers(chosen[:, 1] - length + 1)
+        latest = chosen[:, 1] - length
+        begin = rng.integers(1 - length, chosen[:, 1]).clip(0, latest) if even_ends else rng.integers(latest + 1)
+        starts = chosen[:, 0] + begin
         slots = uploaded(torch.from_numpy((starts[:, None] + np.arange(length + 1)) % self.num_slots), self.device)
         now = slots[:, :-1]
         return Batch(slots, self.actions[now], self.rewards[now], self.terminated[now])

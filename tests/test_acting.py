@@ -20,7 +20,7 @@ def chi_square(counts: NDArray, expected: Array) -> float:
 
 def hand_agent_returns(agent: Agent, z: Array, h: Array) -> tuple[Array, Array]:
     weight, bias = agent.model.weight.double().numpy(), agent.model.bias.double().numpy()
-    return hand_returns(agent.models, weight, bias, z, h, agent.config.value.discount, agent.models.value)
+    return hand_returns(agent.models, weight, bias, z, h, agent.config.value.discount, agent.models.acting_value)
 
 
 def acting_agent(**settings: object) -> Agent:
@@ -30,12 +30,22 @@ def acting_agent(**settings: object) -> Agent:
     return agent
 
 
-@pytest.mark.parametrize("layers", [2, 3, 5], ids=lambda n: f"{n} layers")
-def test_greedy_policy_and_hidden_states_over_an_episode(layers: int) -> None:
-    """argmax of r + gamma V with the *current* value network; h follows the action taken, per environment."""
-    agent = acting_agent(forward={"layers": layers})
-    with torch.no_grad():  # the target network must play no part
-        for parameter in agent.models.target.parameters():
+@pytest.mark.parametrize("path", ["fast", "plain"])
+@pytest.mark.parametrize(
+    ("layers", "rate"),
+    [(2, 1.0), (3, 1.0), (5, 1.0), (3, 0.5)],
+    ids=lambda n: f"{n} layers" if n != 0.5 else "averaged",
+)
+def test_greedy_policy_and_hidden_states_over_an_episode(layers: int, rate: float, path: str) -> None:
+    """argmax of r + gamma V with the *current* value network, or the target network where that is its average; h
+    follows the action taken, per environment."""
+    agent = acting_agent(forward={"layers": layers}, value={"target_rate": rate}, update_path=path)
+    unused, used = agent.models.target, agent.models.value
+    if rate < 1:
+        unused, used = used, unused
+    assert agent.models.acting_value is used
+    with torch.no_grad():  # the other network must play no part
+        for parameter in unused.parameters():
             parameter.fill_(9.0)
     rng = np.random.default_rng(0)
     h = np.zeros((3, 8))

@@ -99,11 +99,15 @@ def learning_setup(**settings: object) -> tuple[Config, Models, Replay, Batch]:
     return config, small_models(config, vector_spec()), replay, batch
 
 
+@pytest.mark.parametrize("weight", [1.0, 6.0], ids=lambda w: f"ends weigh {w:.0f}")
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_equations_2_and_3_of_a_whole_batch(reduction: str) -> None:
+def test_equations_2_and_3_of_a_whole_batch(reduction: str, weight: float) -> None:
     config, models, replay, batch = learning_setup(
-        loss_reduction=reduction, forward={"window": 5, "iterations": 1, "reward_weight": 3.0}
+        loss_reduction=reduction,
+        forward={"window": 5, "iterations": 1, "reward_weight": 3.0},
+        termination={"weight": weight},
     )
+    assert 0 < batch.terminated.sum() < batch.terminated.numel()
     forward_total = termination_total = 0.0
     z = replay.frames(batch.slots).double().numpy()
     output = parameters_of(models.forward_model.output)
@@ -117,7 +121,8 @@ def test_equations_2_and_3_of_a_whole_batch(reduction: str) -> None:
         reward = (prediction[:, -1] - batch.rewards[:, t].double().numpy()) ** 2
         forward_total += (latent + 3.0 * reward).sum() / (1 if reduction == "sum" else 4)
         omega = hand_net(models.termination, z[:, t + 1])
-        termination_total += ((omega - batch.terminated[:, t].double().numpy()) ** 2).sum()
+        delta = batch.terminated[:, t].double().numpy()
+        termination_total += (np.where(delta > 0, weight, 1.0) * (omega - delta) ** 2).sum()
     losses = plain.train_forward(
         models, make_optimisers(models, config), plain.EncodeOnUse(models, replay), lambda: batch, config
     )

@@ -34,6 +34,8 @@ CASES = {
     "automatic-reward-weight": {"actions": 3, "forward": {"reward_weight": 0}},
     "mean-frame": {"actions": 3, "autoencoder": {"mean_frame": True}},
     "sequences-within-their-episodes": {"actions": 3, "chunk_rows": 40, "value": {"start": "episode"}},
+    "weighted-ends": {"actions": 3, "termination": {"weight": 7.0}, "replay": {"ends": "even"}},
+    "averaged-targets": {"actions": 3, "value": {"target_rate": 0.3, "target_every": 3, "iterations": 2}},
     "noise-from-data": {"kind": "vector", "posterior": {"noise_from_data": True, "noise_reward": 1e-4}},
 }
 

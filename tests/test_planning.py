@@ -186,6 +186,21 @@ def test_target_network_is_the_copy_of_step_4() -> None:
         assert not np.array_equal(found, history[5][name]), name
 
 
+def test_target_network_goes_part_of_the_way() -> None:
+    """With rate 0.25 the target moves by a quarter of the way at steps 0 and 4 of a batch."""
+    config, models, replay, batches, model = planning_setup(target_every=4, iterations=1, target_rate=0.25)
+    optimisers = make_optimisers(models, config)
+    start = {name: p.copy() for name, p in parameters_of(models.target).items()}
+    history = [{name: p.copy() for name, p in parameters_of(models.value).items()}]
+    optimisers["value"].register_step_post_hook(
+        lambda *_: history.append({name: p.copy() for name, p in parameters_of(models.value).items()})
+    )
+    plain.train_value(models, optimisers, plain.EncodeOnUse(models, replay), lambda: batches[0], model, config)
+    for name, found in parameters_of(models.target).items():
+        expected = 0.75 * (0.75 * start[name] + 0.25 * history[0][name]) + 0.25 * history[4][name]
+        np.testing.assert_allclose(found, expected, rtol=1e-12, err_msg=name)
+
+
 @pytest.mark.parametrize(
     ("algo", "factor"), [("psdrl", 1), ("egreedy-exploit", 1), ("egreedy-explore", 1), ("fresh-value", 4)]
 )

@@ -161,11 +161,27 @@ def test_sequence_distribution() -> None:
     assert statistic < 34.53, f"chi-square with 13 degrees of freedom: {statistic:.1f}"  # 99.9% quantile
 
 
+def test_even_ends() -> None:
+    """L = 4 in an episode of 13 steps: 16 places to start, of which 4 each are moved to its start and its end; the last
+    step is drawn as often as one in the middle. Chi-square at 99.9%."""
+    replay = tagged_replay([3, 13], capacity=100)
+    draws = 20_000
+    batch = replay.sample(draws, 4, np.random.default_rng(1), even_ends=True)
+    first = replay.frames(batch.slots[:, 0])[:, 1].int().tolist()
+    counts = Counter(first)
+    expected = dict.fromkeys(range(10), draws / 16) | {0: draws / 4, 9: draws / 4}
+    assert set(counts) == set(expected)
+    statistic = sum((counts[s] - expected[s]) ** 2 / expected[s] for s in expected)
+    assert statistic < 27.88, f"chi-square with 9 degrees of freedom: {statistic:.1f}"  # 99.9% quantile
+    covered = Counter(step for s in first for step in range(s, s + 4))
+    assert covered[12] == pytest.approx(covered[6], rel=0.1)
+
+
 def test_sequences_never_cross_an_episode() -> None:
     replay = filled_replay([9, 4, 8, 1, 6, 5, 3] * 4, capacity=30)
     whole = {(e.start + i) % replay.num_slots: n for n, e in enumerate(replay.episodes) for i in range(e.length + 1)}
-    for length in (1, 2, 4):
-        batch = replay.sample(2000, length, np.random.default_rng(length))
+    for length, even in ((1, False), (2, False), (4, False), (1, True), (4, True)):
+        batch = replay.sample(2000, length, np.random.default_rng(length), even)
         assert batch.slots.shape == (2000, length + 1)
         owners = np.vectorize(lambda slot: whole.get(slot, -1))(batch.slots.numpy())
         assert (owners >= 0).all(), "an unused slot"
