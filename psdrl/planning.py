@@ -21,8 +21,12 @@ from psdrl.models import Models, SampledModel, TanhNet, one_hot
 @torch.no_grad()
 def follow(source: nn.Module, target: nn.Module, rate: float = 1.0) -> None:
     """psi' <- psi in place, or by this part of the way."""
-    old, new = list(target.parameters()), list(source.parameters())
-    torch._foreach_copy_(old, new) if rate == 1 else torch._foreach_lerp_(old, new, rate)
+    old: list[Tensor] = list(target.parameters())
+    new: list[Tensor] = list(source.parameters())
+    if rate == 1:
+        torch._foreach_copy_(old, new)
+    else:
+        torch._foreach_lerp_(old, new, rate)
 
 
 def stretches(length: int, block: int, most: int) -> Iterator[range]:
