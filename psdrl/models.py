@@ -68,6 +68,13 @@ class Autoencoder(nn.Module):
         self.contrast: Tensor
         self.register_buffer("mean_frame", torch.zeros(shape))
         self.register_buffer("contrast", torch.ones(()))
+        if self.patch:
+            # Patches are normalised in two operations, with numbers made once per update: in acting each costs 5 us.
+            self.patch_offset: Tensor
+            self.patch_gain: Tensor
+            self.register_buffer("patch_offset", tiles(torch.zeros(1, *shape), self.patch), persistent=False)
+            self.register_buffer("patch_gain", torch.tensor(1 / 255), persistent=False)
+            self.register_load_state_dict_post_hook(lambda module, _: module._derive())
         # A gradient step at the paper's sizes on 2 CPU threads: 1.52 s in the default layout, 1.05 s in this one.
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
@@ -82,10 +89,8 @@ class Autoencoder(nn.Module):
 
     def _patches(self, observations: Tensor) -> Tensor:
         """The same as patches."""
-        patches = self._scaled(tiles(observations, self.patch))
-        if not self.normalised:
-            return patches
-        return (patches - tiles(self.mean_frame[None], self.patch)).mul_(self.contrast)
+        patches = tiles(observations, self.patch)
+        return (patches - self.patch_offset).mul_(self.patch_gain) if self.normalised else self._scaled(patches)
 
     @torch.no_grad()
     def refresh(self, chunks: Iterable[Tensor]) -> None:
@@ -97,6 +102,14 @@ class Autoencoder(nn.Module):
         self.mean_frame.copy_(total / count)
         variance = (squares / count - self.mean_frame.square()).mean()
         self.contrast.copy_(variance.clamp(min=1e-6).rsqrt())
+        self._derive()
+
+    @torch.no_grad()
+    def _derive(self) -> None:
+        """What `_patches` needs of mean frame and contrast: (x / 255 - mean) contrast = (x - offset) gain."""
+        if self.patch:
+            self.patch_offset.copy_(255 * tiles(self.mean_frame[None], self.patch))
+            self.patch_gain.copy_(self.contrast / 255)
 
     def encode(self, observations: Tensor) -> Tensor:
         """Latent states z (n, Z) of observations (n, c, 64, 64)."""

@@ -76,6 +76,19 @@ def test_reconstruction_in_tiles(reduction, channels, mean_frame):
         torch.testing.assert_close(gradient, expected)
 
 
+def test_a_loaded_autoencoder_encodes_as_the_saved_one():
+    """Mean frame and contrast come from the checkpoint, and with them what is derived for the patches."""
+    config = configure(game="Pong", preset="cpu", device="cpu").autoencoder
+    saved, loaded = (Autoencoder((1, 64, 64), config) for _ in range(2))
+    frames = torch.randint(0, 256, (5, 1, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        saved.refresh([frames])
+        loaded.load_state_dict(saved.state_dict())
+        assert torch.equal(loaded.encode(frames), saved.encode(frames))
+        expected = loaded.encoder(loaded.images(frames))
+        torch.testing.assert_close(loaded.encode(frames), expected, rtol=1e-5, atol=1e-5)
+
+
 def test_linear_tanh_gradient():
     x, weight, bias = (torch.randn(*shape, dtype=torch.float64).requires_grad_() for shape in ((5, 3), (4, 3), (4,)))
     assert torch.autograd.gradcheck(learning.LinearTanh.apply, (x, weight, bias))
