@@ -53,10 +53,17 @@ def _minatar(base: Config) -> Config:
         base,
         precision="fp32",
         latent=LatentConfig(clamp=True),
-        forward=ForwardConfig(3, 256, 32, "tanh", 2.0, window=3, learning_rate=1e-3, iterations=16, reward_weight=0),
+        forward=ForwardConfig(3, 256, 32, "tanh", 2.0, window=3, learning_rate=1e-3, iterations=40, reward_weight=0),
         termination=TerminationConfig(3, 64, learning_rate=1e-3),
         value=ValueConfig(
-            3, 128, learning_rate=1e-3, iterations=20, target_every=6, target_rate=0.1, discount=0.97
+            3,
+            128,
+            learning_rate=1e-3,
+            iterations=20,
+            target_every=6,
+            target_rate=0.1,
+            discount=0.97,
+            start="episode",
         ),
         posterior=PosteriorConfig(
             prior_latent=1.0, prior_reward=10.0, noise_latent=1e-3, noise_reward=1e-4, noise_from_data=True
