@@ -17,7 +17,9 @@ from setuptools import setup
 
 HOW = "to build it later: pip install torch==2.13.0 ninja && pip install --no-build-isolation --no-deps -e ."
 HOW_CUDA = "it needs nvcc and a CUDA build of torch (a GPU need not be visible)"
-CPU_SOURCES = ["csrc/module.cpp", "csrc/linear_rows.cpp", "csrc/bias_tanh.cpp", "csrc/gram.cpp", "csrc/posterior.cpp"]
+CPU_SOURCES = [
+    f"csrc/{name}.cpp" for name in ("module", "linear_rows", "bias_tanh", "gru_actions", "gram", "posterior")
+]
 CUDA_SOURCES = ["csrc/posterior_cuda.cu"]
 CXX_FLAGS = ["-O3", "-g0", "-std=c++20", "-Wno-psabi"]  # vectors never cross the library's border
 NVCC_FLAGS = ["-O3", "-std=c++20", "--expt-relaxed-constexpr"]

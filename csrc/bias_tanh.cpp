@@ -13,40 +13,16 @@
 #include <cstring>
 #include <optional>
 
+#include "lanes.h"
+#include "rows.h"
+
 namespace {
 
-constexpr int kLanes = 8;
-typedef float Lanes __attribute__((vector_size(kLanes * sizeof(float))));
-typedef int32_t Ints __attribute__((vector_size(kLanes * sizeof(int32_t))));
-
-inline __attribute__((always_inline)) Lanes load(const float* p) {
-  Lanes v;
-  std::memcpy(&v, p, sizeof v);  // unaligned
-  return v;
-}
-
-inline __attribute__((always_inline)) void store(float* p, Lanes v) { std::memcpy(p, &v, sizeof v); }
-
-// tanh(x) = e / (e + 2) with e = expm1(2 |x|), the sign restored: no cancellation near 0, no overflow, NaN stays NaN.
-// 2 |x| = n ln 2 + t with |t| <= ln 2 / 2, and expm1(t) by its series: the first term left out is t^8 / 8! < 6e-9.
-inline __attribute__((always_inline)) Lanes tanh_of(Lanes x) {
-  const Ints sign = (Ints)x & INT32_MIN;
-  Lanes twice = (Lanes)((Ints)x & INT32_MAX);
-  twice = twice + twice;
-  twice = twice > 20.0f ? Lanes{} + 20.0f : twice;  // tanh(10) rounds to 1; a NaN compares false and stays
-  const Lanes shift = Lanes{} + 12582912.0f;        // 1.5 * 2^23: adding it rounds to an integer
-  const Lanes n = (twice * 1.44269504f + shift) - shift;
-  const Lanes t = (twice - n * 0.693145752f) - n * 1.42860677e-6f;  // ln 2 in two parts
-  Lanes p = t * (1.0f / 5040) + 1.0f / 720;
-  p = p * t + 1.0f / 120;
-  p = p * t + 1.0f / 24;
-  p = p * t + 1.0f / 6;
-  p = p * t + 0.5f;
-  p = p * t * t + t;
-  const Lanes power = (Lanes)((__builtin_convertvector(n, Ints) + 127) << 23);  // 2^n
-  const Lanes e = power * p + (power - 1.0f);
-  return (Lanes)((Ints)(e / (e + 2.0f)) | sign);
-}
+using psdrl::kLanes;
+using psdrl::Lanes;
+using psdrl::load;
+using psdrl::store;
+using psdrl::tanh_of;
 
 struct Terms {
   const float *bias, *state, *columns;  // null where there is none
@@ -73,12 +49,12 @@ void rows_of(const Terms& t, float* y, int64_t begin, int64_t end) {
     int64_t i = 0;
     for (; i + kLanes <= t.units; i += kLanes) eight(t, out, state, column, i);
     if (i == t.units) continue;
-    float rest[kLanes] = {};  // the last few, by the same arithmetic
-    for (int64_t j = i; j < t.units; ++j) {
-      rest[j - i] = out[j] + (t.bias ? t.bias[j] : 0) + (state ? state[j] : 0) + (column ? column[j] : 0);
-    }
-    store(rest, tanh_of(load(rest)));
-    std::copy(rest, rest + (t.units - i), out + i);
+    const int64_t count = t.units - i;  // the last few, by the same arithmetic
+    Lanes v = load(out + i, count);
+    if (t.bias) v += load(t.bias + i, count);
+    if (state) v += load(state + i, count);
+    if (column) v += load(column + i, count);
+    store(out + i, tanh_of(v), count);
   }
 }
 
@@ -122,5 +98,10 @@ void bias_tanh_(at::Tensor& y, const std::optional<at::Tensor>& bias, const std:
 }
 
 }  // namespace
+
+void psdrl::tanh_in_place(float* y, int64_t count) {
+  const Terms t = {nullptr, nullptr, nullptr, 0, 0, 1, count};
+  rows_of(t, y, 0, 1);
+}
 
 TORCH_LIBRARY_IMPL(psdrl, CPU, m) { m.impl("bias_tanh_", &bias_tanh_); }

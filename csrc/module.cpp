@@ -5,6 +5,8 @@
 #include <Python.h>
 #include <torch/library.h>
 
+#include <algorithm>
+
 namespace {
 
 // k features, o outputs, g groups of outputs with equal variances, S samples, n rows. Matrices of the posterior are
@@ -12,6 +14,10 @@ namespace {
 TORCH_LIBRARY(psdrl, m) {
   // Linear layer for a handful of rows: y (r, n) = x (r, k) weight (n, k)^T + bias (n).
   m.def("linear_rows(Tensor x, Tensor weight, Tensor? bias) -> Tensor");
+  // A network of tanh layers and a linear output for a handful of rows: x (r, k) -> (r, n) of the last layer.
+  m.def("tanh_net_rows(Tensor x, Tensor[] weights, Tensor[] biases) -> Tensor");
+  // The factored GRU: inputs and recurrent (n, 3H), columns (A, 3H), hidden (n, H) -> (n, A, H).
+  m.def("gru_actions_rows(Tensor inputs, Tensor recurrent, Tensor columns, Tensor hidden) -> Tensor");
   // y (r, U) <- tanh(y + bias + state[row / A] + columns[row % A]).
   m.def("bias_tanh_(Tensor(a!) y, Tensor? bias=None, Tensor? state=None, Tensor? columns=None) -> ()");
   // gram (k, k) += weight features^T features, lower triangle; cross (k, o) += weight features^T targets.
@@ -35,6 +41,10 @@ TORCH_LIBRARY(psdrl, m) {
 }
 
 bool differentiable(const c10::IValue& value) {
+  if (value.isTensorList()) {
+    const auto list = value.toTensorVector();
+    return std::any_of(list.begin(), list.end(), [](const at::Tensor& tensor) { return tensor.requires_grad(); });
+  }
   return value.isTensor() && value.toTensor().defined() && value.toTensor().requires_grad();
 }
 
@@ -51,7 +61,7 @@ void refuse_gradients(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 }
 
 TORCH_LIBRARY_IMPL(psdrl, Autograd, m) {
-  for (const char* name : {"linear_rows", "bias_tanh_", "gram_accumulate_", "posterior_factor", "posterior_mean",
+  for (const char* name : {"linear_rows", "tanh_net_rows", "gru_actions_rows", "bias_tanh_", "gram_accumulate_", "posterior_factor", "posterior_mean",
                            "posterior_sample", "chol_update_"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse_gradients>());
   }

@@ -67,6 +67,11 @@ def explain(device: str | torch.device = "cpu", dtype: torch.dtype = torch.float
     return {name: choose(torch.device(device), dtype, name) for name in operations}
 
 
+def unconstrained(operation: str) -> bool:
+    """Whether its CPU backend serves without being asked: none is forced, none was replaced, the choice is logged."""
+    return operations[operation].direct
+
+
 class Operation:
     """One operation and its backends."""
 

@@ -1,11 +1,14 @@
 """The CPU kernels of the lookahead: a linear layer for a handful of rows, and the fused epilogue of a hidden layer."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
 from psdrl.kernels.extension import missing
+from psdrl.kernels.gru_actions import reference as gru_reference
 from psdrl.kernels.linear_tanh import aten, reference
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
@@ -90,7 +93,52 @@ def test_bias_tanh_refuses_what_does_not_fit():
         torch.ops.psdrl.bias_tanh_(y.T)
 
 
+@pytest.mark.parametrize("rows", [0, 1, 6, 10])
+def test_tanh_net_rows(rows):
+    """A network of three layers against float64: no worse than twice eager's error."""
+    sizes = [19, 41, 8, 1]
+    weights = [randn(o, i, seed=i) for i, o in itertools.pairwise(sizes)]
+    biases = [randn(o, seed=o) for o in sizes[1:]]
+    x = randn(rows, 22)[:, 2:21]
+
+    def net(dtype):
+        y = x.to(dtype)
+        for weight, bias in zip(weights[:-1], biases[:-1], strict=True):
+            y = torch.tanh(F.linear(y, weight.to(dtype), bias.to(dtype)))
+        return F.linear(y, weights[-1].to(dtype), biases[-1].to(dtype))
+
+    y = torch.ops.psdrl.tanh_net_rows(x, weights, biases)
+    assert y.shape == (rows, 1)
+    if rows:
+        exact = net(torch.float64)
+        assert error(y, exact) <= max(2 * error(net(torch.float32), exact), 2**-22)
+    with pytest.raises(RuntimeError, match="bias for each"):
+        torch.ops.psdrl.tanh_net_rows(x, weights, biases[:-1])
+    with pytest.raises(RuntimeError, match="no gradient"):
+        torch.ops.psdrl.tanh_net_rows(x, [weights[0].clone().requires_grad_(), *weights[1:]], biases)
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 64, 67])
+@pytest.mark.parametrize(("states", "actions"), [(0, 3), (1, 1), (1, 6), (70, 18)])
+def test_gru_actions_rows(states, actions, size):
+    """Against the oracle in float64, with inputs that are columns of a wider matrix."""
+    inputs, recurrent = randn(states, 3 * size + 5)[:, :-5], randn(states, 3 * size, seed=1)
+    columns, hidden = randn(actions, 3 * size, seed=2), randn(states, size, seed=3).tanh()
+    found = torch.ops.psdrl.gru_actions_rows(inputs, recurrent, columns, hidden)
+    assert found.shape == (states, actions, size)
+    if states:
+        arguments = (inputs, recurrent, columns, hidden)
+        exact = gru_reference.gru_actions(*(t.double() for t in arguments))
+        assert error(found, exact) <= max(2 * error(gru_reference.gru_actions(*arguments), exact), 2**-23)
+    with pytest.raises(RuntimeError, match="contiguous rows"):
+        torch.ops.psdrl.gru_actions_rows(inputs, recurrent, columns[:, 1:], hidden)
+
+
 def test_operators_are_well_formed():
+    networks = ([randn(4, 5), randn(2, 4)], [randn(4), randn(2)])
+    torch.library.opcheck(torch.ops.psdrl.tanh_net_rows.default, (randn(3, 5), *networks))
+    gates = (randn(2, 9), randn(2, 9), randn(4, 9), randn(2, 3))
+    torch.library.opcheck(torch.ops.psdrl.gru_actions_rows.default, gates)
     torch.library.opcheck(torch.ops.psdrl.linear_rows.default, (randn(3, 5), randn(7, 5), randn(7)))
     arguments = (randn(6, 4), randn(4), randn(2, 4), randn(3, 4))
     torch.library.opcheck(torch.ops.psdrl.bias_tanh_.default, arguments)

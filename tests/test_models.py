@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from psdrl import configure, learning, plain
 from psdrl.kernels.convolution import GemmConv2d, GemmConvTranspose2d, from_tiles, tiles, to_tiles
-from psdrl.models import Autoencoder, TanhNet
+from psdrl.models import FEW_FRAMES, Autoencoder, TanhNet
 from psdrl.planning import value_gradient
 from tests.helpers import small_config, small_models, vector_spec
 
@@ -87,6 +87,21 @@ def test_a_loaded_autoencoder_encodes_as_the_saved_one():
         assert torch.equal(loaded.encode(frames), saved.encode(frames))
         expected = loaded.encoder(loaded.images(frames))
         torch.testing.assert_close(loaded.encode(frames), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("latent", [0, 24])
+@pytest.mark.parametrize("count", [1, FEW_FRAMES, FEW_FRAMES + 1])
+def test_few_frames_are_encoded_as_many(count, latent):
+    """Acting's products against the layers themselves, in float64."""
+    settings = {"channels": (4, 6, 8), "kernels": (4, 4, 3), "strides": (4, 2, 2), "decoder_kernels": (3, 4, 4)}
+    config = configure(game="Pong", preset="cpu", device="cpu", autoencoder=settings | {"latent": latent}).autoencoder
+    autoencoder = Autoencoder((2, 64, 64), config).double()
+    frames = torch.randint(0, 256, (count, 2, 64, 64), dtype=torch.uint8)
+    autoencoder.refresh([frames])
+    with torch.no_grad():
+        found = autoencoder.encode(frames)
+    expected = autoencoder.encoder(autoencoder.images(frames))
+    torch.testing.assert_close(found, expected.detach(), rtol=1e-12, atol=1e-12)
 
 
 def test_linear_tanh_gradient():

@@ -4,9 +4,10 @@ from psdrl.kernels.convolution.gemm import (
     FEW_PIXELS,
     GemmConv2d,
     GemmConvTranspose2d,
+    convolved,
     from_tiles,
     tiles,
     to_tiles,
 )
 
-__all__ = ["FEW_PIXELS", "GemmConv2d", "GemmConvTranspose2d", "from_tiles", "tiles", "to_tiles"]
+__all__ = ["FEW_PIXELS", "GemmConv2d", "GemmConvTranspose2d", "convolved", "from_tiles", "tiles", "to_tiles"]

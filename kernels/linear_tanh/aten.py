@@ -16,14 +16,23 @@ if NATIVE:
     def _linear_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return x.new_empty(x.shape[0], weight.shape[0])
 
+    @torch.library.register_fake("psdrl::tanh_net_rows")
+    def _tanh_net_rows(x: Tensor, weights: list[Tensor], biases: list[Tensor]) -> Tensor:
+        return x.new_empty(x.shape[0], weights[-1].shape[0])
+
     @torch.library.register_fake("psdrl::bias_tanh_")
     def _bias_tanh_(y: Tensor, *_: Tensor | None) -> None:
         return None
 
 
+def few_rows(x: Tensor) -> bool:
+    """Whether csrc's kernels for a handful of rows serve."""
+    return NATIVE and len(x) <= MOST_ROWS and x.is_cpu and x.dtype == torch.float32
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """y (r, n) = x (r, k) W^T + b for weight (n, k) and bias (n,)."""
-    if NATIVE and len(x) <= MOST_ROWS and x.is_cpu and x.dtype == torch.float32:
+    if few_rows(x):
         return torch.ops.psdrl.linear_rows(x, weight, bias)
     return F.linear(x, weight, bias)
 

@@ -30,6 +30,10 @@ def main() -> None:
                 worst = max(worst, ((factor @ factor.T - start).abs().max() / start.abs().max()).item())
     for rows in (1, 6, 7, 40):
         ops.linear_rows(torch.randn(rows, 37), torch.randn(5, 37), torch.randn(5))
+        ops.tanh_net_rows(
+            torch.randn(rows, 37), [torch.randn(5, 37), torch.randn(1, 5)], [torch.randn(5), torch.randn(1)]
+        )
+        ops.gru_actions_rows(torch.randn(rows, 33), torch.randn(rows, 33), torch.randn(3, 33), torch.randn(rows, 11))
         ops.bias_tanh_(torch.randn(3 * rows, 37), torch.randn(37), torch.randn(rows, 37), torch.randn(3, 37))
     ops.posterior_factor(torch.full((5, 5), torch.nan, dtype=torch.float64), variances, variances)
     assert worst < 1e-9, worst
