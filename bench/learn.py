@@ -41,11 +41,11 @@ VARIANTS: dict[str, list[str]] = {
     "reward-weight-1": ["--forward.reward-weight", "1"],
     "no-standardise": ["--latent.no-standardise"],
     "length-20": ["--replay.length", "20"],
-    "iterations-6": ["--forward.iterations", "6", "--value.iterations", "6"],
-    "recurrent-1": ["--forward.recurrent", "1"],
-    "recurrent-32": ["--forward.recurrent", "32"],
+    "capacity-20k": ["--replay.capacity", "20000"],
+    "ends-rare": ["--replay.ends", "rare"],
+    "forward-16": ["--forward.iterations", "16"],
     "start-zero": ["--value.start", "zero"],
-    "target-every-4": ["--value.target-every", "4"],
+    "target-copy": ["--value.target-rate", "1"],
     "noise-1": ["--posterior.noise-latent", "1", "--posterior.noise-reward", "1"],
 }
 

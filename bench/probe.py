@@ -1,0 +1,106 @@
+"""What has the agent learned? `python -m bench.probe --env CartPole-v1 --steps 10000` trains, then asks its models.
+
+Flags are those of psdrl.train. On all stored transitions: which ends the termination model recognises (estimate at
+the threshold or above), what reward the sampled model predicts where there was one and where there was none, how far
+the value network is from the discounted return that followed, and how far apart it holds the actions. In episodes that
+were cut by a time limit the return lacks what would have come, so V may lie above it there.
+"""
+
+import sys
+from typing import NamedTuple
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from psdrl import learning, posterior
+from psdrl.agent import Agent
+from psdrl.cli import parse_train
+from psdrl.envs import make_env
+from psdrl.kernels.lookahead.factored import folded, predict
+from psdrl.loop import train
+
+
+class Probe(NamedTuple):
+    """Answers, averaged over the stored transitions."""
+
+    ends: int
+    ends_found: float  # share of the ends that are recognised
+    false_ends: float  # share of the other states that are taken for an end
+    reward_there: float  # predicted, where the reward was not zero
+    reward_was: float
+    reward_elsewhere: float  # mean absolute prediction where it was zero
+    value: float
+    following: float  # discounted return that followed
+    correlation: float  # of the two
+    gap: float  # best less worst action, of the one-step return
+
+
+def returns_after(rewards: Tensor, discount: float) -> Tensor:
+    """Discounted return (n,) from each step of an episode on."""
+    total, after = 0.0, torch.zeros_like(rewards)
+    for t in range(len(rewards) - 1, -1, -1):
+        total = float(rewards[t]) + discount * total
+        after[t] = total
+    return after
+
+
+@torch.no_grad()
+def probe(agent: Agent) -> Probe:
+    """Ask the agent's models about all that is stored."""
+    models, replay, config = agent.models, agent.replay, agent.config
+    latents = learning.encode_buffer(models, replay, config.chunk_rows)
+    hidden = posterior.hidden_states(models, replay, latents, config.chunk_rows)
+    model, threshold = folded(models.forward_model, agent.model), config.termination.threshold
+    parts: list[tuple[Tensor, ...]] = []
+    for episode in replay.episodes:
+        slots = (episode.start + torch.arange(episode.length)) % replay.num_slots
+        z, h = latents[slots], hidden[slots]
+        ahead = predict(model, models.termination, z, h, threshold, models.bounds)
+        returns = ahead.returns(models.acting_value, config.value.discount)
+        taken = ahead.rewards[torch.arange(episode.length), replay.actions[slots]]
+        parts.append(
+            (
+                models.termination(latents[(slots + 1) % replay.num_slots]) >= threshold,
+                replay.terminated[slots] > 0,
+                taken,
+                replay.rewards[slots],
+                models.acting_value(torch.cat([z, h], 1)),
+                returns_after(replay.rewards[slots], config.value.discount),
+                returns.amax(1) - returns.amin(1),
+            )
+        )
+    found, ended, taken, reward, value, following, gap = (torch.cat(p) for p in zip(*parts, strict=True))
+    paid = reward != 0
+    return Probe(
+        ends=int(ended.sum()),
+        ends_found=float(found[ended].float().mean()),
+        false_ends=float(found[~ended].float().mean()),
+        reward_there=float(taken[paid].mean()),
+        reward_was=float(reward[paid].mean()),
+        reward_elsewhere=float(taken[~paid].abs().mean()),
+        value=float(value.mean()),
+        following=float(following.mean()),
+        correlation=float(torch.corrcoef(torch.stack([value, following]))[0, 1]),
+        gap=float(gap.mean()),
+    )
+
+
+def main() -> None:
+    """Train and print."""
+    flags = ["--eval-every", "0", "--checkpoint-every", "0", "--device", "cpu"]
+    config, _ = parse_train(sys.argv[1:] + flags)
+    config.check()
+    env = make_env(config)
+    agent = Agent(config, env.spec)
+    train(agent, env)
+    env.close()
+    table = Table("of the stored transitions", "", title=f"{config.env_name}, {agent.step} steps, seed {config.seed}")
+    for name, answer in probe(agent)._asdict().items():
+        table.add_row(name.replace("_", " "), f"{answer:.4g}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
