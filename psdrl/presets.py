@@ -43,7 +43,7 @@ def _cpu(base: Config) -> Config:
             learning_rate=5e-4,
             iterations=12,
             target_every=10,
-            target_rate=0.05,
+            target_rate=0.02,
             discount=0.98,
             start="episode",
         ),
