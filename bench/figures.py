@@ -12,6 +12,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from bench.learn import RESULTS, SOLVED, VARIANTS, WINDOW
+from psdrl.envs.atari import GAMES
 from psdrl.presets import deepsea_size
 
 LABELS = {
@@ -120,8 +121,9 @@ def curves(env: str, variants: dict[str, list[dict[str, Any]]], path: Path) -> N
     figure.subplots_adjust(bottom=0.2)
     caption(
         figure,
-        f"Mean over seeds {sorted(seeds)}, shaded from the worst to the best seed. python -m psdrl.train --env {env} "
-        "--seed K;\nflags of the other variants in bench/learn.py. Solved DeepSea runs end there and go on flat.",
+        f"Mean over seeds {sorted(seeds)}, shaded from the worst to the best seed. python -m psdrl.train "
+        f"{'--game' if env in GAMES else '--env'} {env} --seed K;\n"
+        "flags of the other variants in bench/learn.py. Solved DeepSea runs end there and go on flat.",
     )
     figure.savefig(path, dpi=150)
     plt.close(figure)

@@ -167,7 +167,7 @@ def start(case: Case) -> None:
 
 LADDER = [
     Case(env, "default", seed)
-    for env in ("deepsea-10", "deepsea-14", "CartPole-v1", "minatar/breakout")
+    for env in ("deepsea-10", "deepsea-14", "deepsea-10-image", "CartPole-v1", "minatar/breakout")
     for seed in range(2)
 ] + [Case("deepsea-10", control, 0, ("--steps", "3000")) for control in ("released", "egreedy-exploit", "noise-1")]
 

@@ -25,9 +25,9 @@ def test_unit(benchmark, preset, name, path):
             benchmark.extra_info["GFLOP/s"] = work * count / benchmark.stats.stats.min
 
 
-@pytest.mark.parametrize("path", ["plain", "fast"])
+@pytest.mark.parametrize("path", ["plain", "fast", "fast, compiled"])
 def test_whole_update(benchmark, path):
     require("update", 6)
-    agent = make_agent("cpu", 6, 5000, path)
+    agent = make_agent("cpu", 6, 5000, path.partition(",")[0], compile="compiled" in path)
     benchmark.group = "cpu, whole update, 5000 transitions"
-    benchmark.pedantic(agent.update, rounds=2, warmup_rounds=1)
+    benchmark.pedantic(agent.update, rounds=3, warmup_rounds=2)  # the compiler's work is in the first two
