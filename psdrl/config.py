@@ -85,8 +85,7 @@ class TerminationConfig:
     threshold: float = 0.5
     """A state is taken for absorbing if its estimate reaches this. [paper, Eq. 7]"""
     weight: float = 1.0
-    """Weight of an absorbing state's squared error in Eq. 3. A few ends in thousands of steps otherwise stay below the
-    threshold, and planning never sees them. [paper: 1; ours: docs/learning.md]"""
+    """Weight of an absorbing state's squared error in Eq. 3: rare ends else stay below the threshold. [paper: 1]"""
 
 
 @dataclass(frozen=True)
@@ -104,8 +103,8 @@ class ValueConfig:
     target_every: int = 4
     """Gradient steps between two copies into the target network; the count restarts with each batch. [paper]"""
     target_rate: float = 1.0
-    """How far the target network goes towards the value network at each of these copies: 1 is a copy. [paper] Below 1
-    it is an average of past value networks, and acting uses it too. [ours: docs/learning.md]"""
+    """How far the target network goes towards the value network at each of these copies; 1: all the way. [paper] Below
+    1 it is an average of past value networks, and acting uses it too. [ours: docs/learning.md]"""
     discount: float = 0.99
     """Discount factor gamma. [paper]"""
     start: Literal["zero", "episode"] = "zero"
@@ -148,9 +147,8 @@ class ReplayConfig:
     length: int = 250
     """Steps L per sequence; shrinks to the shortest episode while no episode is that long. [paper; released]"""
     ends: Literal["rare", "even"] = "rare"
-    """Where a sequence starts in its episode: anywhere from its first step to L steps before its end, so that the last
-    step is drawn a factor L less often than others. [paper, released: rare] even: sequences may hang over at both ends
-    and are then moved inside, so that the last step is drawn as often as others. [ours: docs/learning.md]"""
+    """How often an episode's last step is drawn: L times less than others, for sequences start anywhere within [paper,
+    released: rare], or as often: they may hang over at both ends and are moved inside [ours: docs/learning.md]."""
     device: Literal["auto", "device", "host"] = "auto"
     """Where the frames lie: on the run's device, or in (pinned) host memory, from where each batch is copied; auto: on
     the device if they take less than a quarter of its free memory. On a CPU both are the same. [ours]"""
