@@ -55,7 +55,7 @@ def targets(agent: Agent, weight: Tensor, execution: Execution, product: Abstrac
         model = fold(models.forward_model, SampledModel(weight, weight.new_zeros(len(weight))))
         with execution.autocast():
             ahead = predict(model, models.termination, latents, hidden, config.termination.threshold)
-            return ahead.best(models.value, config.value.discount).double()
+            return ahead.planned(models.value, config.value.discount).double()
 
 
 @dataclass(frozen=True)

@@ -105,6 +105,12 @@ class ValueConfig:
     target_rate: float = 1.0
     """How far the target network goes towards the value network at each of these copies; 1: all the way. [paper] Below
     1 it is an average of past value networks, and acting uses it too. [ours: docs/learning.md]"""
+    networks: int = 1
+    """Value networks, trained on the same targets; what counts is the smallest of their values, for the best of several
+    noisy ones is too high. [paper: 1; ours: docs/learning.md]"""
+    random_share: float = 0.0
+    """Share of random actions that planning reckons with: targets mix the mean over actions into the maximum, so states
+    from which a slip is fatal are worth less. [paper: 0; ours: docs/learning.md]"""
     discount: float = 0.99
     """Discount factor gamma. [paper]"""
     start: Literal["zero", "episode"] = "zero"
@@ -308,7 +314,7 @@ class Config:
         for name in _POSITIVE:
             if not _lookup(self, name) > 0:
                 raise UserError(f"{_flag(name)} is {_lookup(self, name)} but must be greater than 0.")
-        for name in ("policy.epsilon", "minatar.sticky"):
+        for name in ("policy.epsilon", "minatar.sticky", "value.random_share"):
             if not 0 <= _lookup(self, name) <= 1:
                 raise UserError(f"{_flag(name)} is {_lookup(self, name)} but must lie between 0 and 1.")
         if self.value.target_rate > 1:
@@ -355,6 +361,7 @@ _MINIMA = {
     "value.layers": 2,
     "value.units": 1,
     "value.iterations": 0,
+    "value.networks": 1,
     "value.target_every": 1,
     "replay.capacity": 1,
     "replay.batch": 1,

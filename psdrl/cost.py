@@ -144,12 +144,13 @@ def update_work(config: Config, spec: EnvSpec, transitions: int) -> dict[str, Ph
     steps = config.value.iterations * r.length * (4 if config.algo == "fresh-value" else 1)
     scan = Work(flops=2 * r.batch * s.gru, launches=kernels["gru_scan"])
     predictions = kernels["predict"] * s.actions * r.batch / min(config.chunk_rows, rows * s.actions)
-    targets = 4 * config.value.layers / config.value.target_every
+    depth = config.value.networks * config.value.layers
+    targets = 4 * depth / config.value.target_every
     ahead = Work(
         flops=2 * r.batch * (s.state + s.actions * (s.action + s.termination + s.value)),
         launches=predictions + targets,
     )
-    parts = _gradient(r.batch, s.value, p["value"], layer * config.value.layers + step)
+    parts = _gradient(r.batch, s.value, p["value"], layer * depth + step)
     copy = Work(bytes=2 * 4 * p["value"] / config.value.target_every)
     work["value"] = Phase((Loop((scan,), steps), Loop((ahead, *parts, copy), steps, captured=True)))
     return work

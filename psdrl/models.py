@@ -248,6 +248,21 @@ class TanhNet(nn.Module):
         return last(x).squeeze(1)
 
 
+class Smallest(nn.ModuleList):
+    """Value networks that are asked together: the smallest of their values."""
+
+    def __init__(self, count: int, inputs: int, units: int, layers: int) -> None:
+        super().__init__(TanhNet(inputs, units, layers) for _ in range(count))
+
+    def networks(self) -> list[TanhNet]:
+        """The networks."""
+        return cast(list[TanhNet], list(self))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, inputs) -> (n,)."""
+        return torch.stack([network(x) for network in self]).amin(0)
+
+
 def value_of(value: nn.Module, latents: Tensor, hidden: Tensor) -> Tensor:
     """V(z, h) (n,)."""
     return value(torch.cat([latents, hidden], 1))
@@ -277,8 +292,9 @@ class Models(nn.Module):
         latent, hidden = self.autoencoder.latent_size, config.forward.recurrent
         self.forward_model = ForwardModel(latent, spec.num_actions, config.forward)
         self.termination = TanhNet(latent, config.termination.units, config.termination.layers)
-        self.value = TanhNet(latent + hidden, config.value.units, config.value.layers)
-        self.target = TanhNet(latent + hidden, config.value.units, config.value.layers).requires_grad_(False)
+        size = (config.value.networks, latent + hidden, config.value.units, config.value.layers)
+        self.value = Smallest(*size)
+        self.target = Smallest(*size).requires_grad_(False)
         self.target.load_state_dict(self.value.state_dict())
         self.averaged = config.value.target_rate < 1
         self.options, self.automatic_weight = config.latent, config.forward.reward_weight == 0
@@ -325,8 +341,8 @@ class Models(nn.Module):
         return (self.latent_low, self.latent_high) if self.options.clamp else None
 
     @property
-    def acting_value(self) -> TanhNet:
-        """The value network that acts: V, or the average of its past that the target network is."""
+    def acting_value(self) -> Smallest:
+        """The value networks that act: V, or the average of its past that the target network is."""
         return self.target if self.averaged else self.value
 
     def counts(self) -> Iterator[tuple[str, int]]:

@@ -163,9 +163,11 @@ def train_value(
                     config.termination.threshold,
                     models.bounds,
                 )
-                target = ahead.returns.amax(1)
-            loss = (value_of(models.value, z, hidden) - target).square().mean()
-            gradient_step(optimisers["value"], loss)
-            losses.append(loss.detach())
+                share = config.value.random_share
+                target = (1 - share) * ahead.returns.amax(1) + share * ahead.returns.mean(1)
+            errors = torch.stack([value_of(network, z, hidden) - target for network in models.value])
+            loss = errors.square().mean(1)  # of each network
+            gradient_step(optimisers["value"], loss.sum())
+            losses.append(loss.detach().mean())
             hidden = ahead.hidden[torch.arange(size, device=hidden.device), batch.actions[:, t]]
     return {"value": torch.stack(losses).mean()} if losses else {}

@@ -15,7 +15,7 @@ from psdrl.execution import EAGER, Execution, optimiser_state
 from psdrl.kernels.linear_tanh import linear, linear_tanh
 from psdrl.kernels.lookahead.factored import Predictions, folded, predict
 from psdrl.learning import Latents, Losses, Optimisers, Sampler, scan
-from psdrl.models import Models, SampledModel, TanhNet, one_hot
+from psdrl.models import Models, SampledModel, Smallest, TanhNet, one_hot
 
 
 @torch.no_grad()
@@ -60,9 +60,9 @@ def value_gradient(value: TanhNet, states: Tensor, targets: Tensor) -> Tensor:
     return error.square().mean()
 
 
-def best_returns(predictions: Predictions, value: TanhNet, discount: float) -> Tensor:
-    """max over actions of r^ + gamma * v^ (n,)."""
-    return predictions.best(value, discount)
+def planned_returns(predictions: Predictions, value: Smallest, discount: float, random: float) -> Tensor:
+    """max over actions of r^ + gamma * v^ (n,), with this share of random actions."""
+    return predictions.planned(value, discount, random)
 
 
 def train_value(
@@ -81,8 +81,9 @@ def train_value(
     iterations = config.value.iterations * (4 if config.algo == "fresh-value" else 1)
     forward_model, value, optimiser = models.forward_model, models.value, optimisers["value"]
     predict_all = execution.compiled(predict)
-    targets_of, gradient = execution.compiled(best_returns), execution.compiled(value_gradient)
-    threshold, discount = config.termination.threshold, config.value.discount
+    targets_of, gradient = execution.compiled(planned_returns), execution.compiled(value_gradient)
+    threshold, discount, random = config.termination.threshold, config.value.discount, config.value.random_share
+    networks = value.networks()
 
     @torch.no_grad()
     def steps(latents_hidden: Tensor, rewards: Tensor, omega: Tensor, states: Tensor) -> tuple[Tensor]:
@@ -90,9 +91,9 @@ def train_value(
         predictions = Predictions(latents_hidden, rewards, omega, threshold)
         losses = []
         with execution.autocast():
-            targets = targets_of(predictions, models.target, discount).view(states.shape[:2])
+            targets = targets_of(predictions, models.target, discount, random).view(states.shape[:2])
             for x, target in zip(states, targets, strict=True):
-                losses.append(gradient(value, x, target))
+                losses += [gradient(network, x, target) for network in networks]
                 optimiser.step()
         return (torch.stack(losses),)
 

@@ -89,14 +89,17 @@ def _minatar(base: Config) -> Config:
 def _control(base: Config) -> Config:
     """Control problems with a few real observations: standardised, and hardly any memory (one recurrent unit), for
     sequences of 8 steps train V at other hidden states than long episodes reach; ends weigh more, for a pole that
-    stands for 200 steps shows one end in 200. [ours: docs/learning.md; measured: results/CartPole-v1]"""
+    stands for 200 steps shows one end in 200; two value networks and a share of random actions in planning, for
+    almost every state can be saved by the best actions, and V must tell safe ones from those that are nearly lost. [ours: docs/learning.md; measured: results/CartPole-v1]"""
     small = _minatar(base)
     return replace(
         small,
         latent=LatentConfig(standardise=True, clamp=True),
         forward=replace(small.forward, recurrent=1, window=1, iterations=25, reward_weight=1.0),
         termination=TerminationConfig(3, 128, learning_rate=3e-3, weight=10.0),
-        value=replace(small.value, iterations=50, target_every=8, discount=0.99, start="zero"),
+        value=replace(
+            small.value, iterations=50, target_every=8, discount=0.99, start="zero", networks=2, random_share=0.2
+        ),
         posterior=replace(small.posterior, noise_latent=1e-4),
         replay=replace(small.replay, length=8),
     )

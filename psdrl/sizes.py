@@ -40,7 +40,7 @@ class Sizes:
         state = 3 * hidden * (latent + hidden) + latent * f.units
         action = hidden * f.units + sum(inner[1 : len(inner) - linear_tail]) + output
         termination = tanh_net(latent, config.termination.units, config.termination.layers)
-        value = tanh_net(latent + hidden, config.value.units, config.value.layers)
+        value = config.value.networks * tanh_net(latent + hidden, config.value.units, config.value.layers)
         parameters = {"forward": gru + sum(inner) + output, "termination": termination, "value": value}
         if ae_parameters:
             parameters["autoencoder"] = ae_parameters

@@ -12,7 +12,7 @@ from psdrl.agent import Agent
 from psdrl.config import Config
 from psdrl.envs.vector import EnvSpec, Step, VectorEnv
 from psdrl.log import Log
-from psdrl.models import ForwardModel, Models, TanhNet
+from psdrl.models import ForwardModel, Models, Smallest, TanhNet
 from psdrl.replay import Replay
 
 Array = NDArray[np.float64]
@@ -95,8 +95,10 @@ def hand_features(model: ForwardModel, next_hidden: Array, z: Array, action: NDA
     return x
 
 
-def hand_net(net: TanhNet, x: Array) -> Array:
-    """Tanh layers and one linear output: (n, inputs) -> (n,)."""
+def hand_net(net: TanhNet | Smallest, x: Array) -> Array:
+    """Tanh layers and one linear output: (n, inputs) -> (n,); of several networks the smallest."""
+    if isinstance(net, Smallest):
+        return np.min([hand_net(network, x) for network in net.networks()], 0)
     p = parameters_of(net.layers)
     count = len(net.layers)
     for i in range(count):
@@ -106,7 +108,7 @@ def hand_net(net: TanhNet, x: Array) -> Array:
 
 
 def hand_returns(
-    models: Models, weight: Array, bias: Array, z: Array, h: Array, discount: float, value: TanhNet
+    models: Models, weight: Array, bias: Array, z: Array, h: Array, discount: float, value: Smallest
 ) -> tuple[Array, Array]:
     """Eq. 6 and 7: r^ + gamma 1[omega < 0.5] V(z^, h') (n, A) and h' (n, A, H)."""
     returns, hidden = [], []

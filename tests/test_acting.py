@@ -32,14 +32,15 @@ def acting_agent(**settings: object) -> Agent:
 
 @pytest.mark.parametrize("path", ["fast", "plain"])
 @pytest.mark.parametrize(
-    ("layers", "rate"),
-    [(2, 1.0), (3, 1.0), (5, 1.0), (3, 0.5)],
-    ids=lambda n: f"{n} layers" if n != 0.5 else "averaged",
+    ("layers", "rate", "networks"),
+    [(2, 1.0, 1), (3, 1.0, 1), (5, 1.0, 1), (3, 0.5, 1), (3, 1.0, 3)],
+    ids=["2 layers", "3 layers", "5 layers", "averaged", "three networks"],
 )
-def test_greedy_policy_and_hidden_states_over_an_episode(layers: int, rate: float, path: str) -> None:
-    """argmax of r + gamma V with the *current* value network, or the target network where that is its average; h
+def test_greedy_policy_and_hidden_states_over_an_episode(layers: int, rate: float, networks: int, path: str) -> None:
+    """argmax of r + gamma V with the *current* value networks, or the target networks where these are their average; h
     follows the action taken, per environment."""
-    agent = acting_agent(forward={"layers": layers}, value={"target_rate": rate}, update_path=path)
+    value = {"target_rate": rate, "networks": networks}
+    agent = acting_agent(forward={"layers": layers}, value=value, update_path=path)
     unused, used = agent.models.target, agent.models.value
     if rate < 1:
         unused, used = used, unused
@@ -75,7 +76,7 @@ def test_terminating_action_loses_its_future() -> None:
         agent.models.termination.layers[1].weight.fill_(1.0)
     agent.model.weight.copy_(torch.tensor([[0.0, 5.0], [1.0, 2.0]]))  # action 1 pays more and ends the episode
     observation = np.zeros((1, 1), np.float32)
-    bias = agent.models.value.layers[-1].bias
+    bias = agent.models.value.networks()[0].linear_layers()[-1].bias
     for value, best in ((10.0, 0), (0.0, 1), (-10.0, 1)):
         bias.data.fill_(value)
         assert {int(agent.actor.act(observation, 0.0)[0]) for _ in range(20)} == {best}, f"V = {value}"

@@ -88,13 +88,13 @@ def test_paper_preset_builds_the_papers_networks() -> None:
     assert models.autoencoder.latent_size == 1536
     linear = {
         name: [shape for key, shape in shapes.items() if key.startswith(f"{name}.layers")]
-        for name in ("forward_model", "termination", "value", "target")
+        for name in ("forward_model", "termination", "value.0", "target.0")
     }
     assert linear["forward_model"] == [(2292, 756 + 1536 + 6)] + [(2292, 2292)] * 3
     assert shapes["forward_model.output.weight"] == (1537, 2292)
     assert models.forward_model.gru.weight_ih.shape == (3 * 756, 1536 + 6)
     assert linear["termination"] == [(1536, 1536)] * 3 + [(1, 1536)]
-    assert linear["value"] == linear["target"] == [(2292, 1536 + 756)] + [(2292, 2292)] * 3 + [(1, 2292)]
+    assert linear["value.0"] == linear["target.0"] == [(2292, 1536 + 756)] + [(2292, 2292)] * 3 + [(1, 2292)]
 
 
 @pytest.mark.parametrize(

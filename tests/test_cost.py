@@ -15,9 +15,11 @@ PONG = EnvSpec("Pong", "image", (1, 64, 64), "uint8", 6, "none")
 SLOW = Device("test", 1e9, 1e9, 1e9, 1e9, 1e9, 1e-6, measured=True)
 
 
-@pytest.mark.parametrize("name", ["paper", "cpu", "debug"])
-def test_parameters_are_those_of_the_networks(name):
-    config = configure(game="Pong", preset=name, device="cpu")
+@pytest.mark.parametrize(
+    ("name", "settings"), [("paper", {}), ("cpu", {}), ("debug", {}), ("debug", {"value": {"networks": 3}})]
+)
+def test_parameters_are_those_of_the_networks(name, settings):
+    config = configure(game="Pong", preset=name, device="cpu", **settings)
     sizes = Sizes.of(config, PONG)
     models = Agent(config, PONG).models
     for part, module in {

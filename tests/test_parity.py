@@ -36,6 +36,11 @@ CASES = {
     "sequences-within-their-episodes": {"actions": 3, "chunk_rows": 40, "value": {"start": "episode"}},
     "weighted-ends": {"actions": 3, "termination": {"weight": 7.0}, "replay": {"ends": "even"}},
     "averaged-targets": {"actions": 3, "value": {"target_rate": 0.3, "target_every": 3, "iterations": 2}},
+    "two-value-networks": {
+        "actions": 3,
+        "chunk_rows": 40,
+        "value": {"networks": 2, "random_share": 0.2, "target_rate": 0.3, "target_every": 3, "iterations": 2},
+    },
     "noise-from-data": {"kind": "vector", "posterior": {"noise_from_data": True, "noise_reward": 1e-4}},
 }
 

@@ -57,7 +57,7 @@ def known_models(value: float, rewards: tuple[float, float], next_latents: tuple
         weight_of(models.forward_model, 0).copy_(torch.tensor([[0.0, 0, 1, 0], [0, 0, 0, 1]]))
         weight_of(models.termination, 0).fill_(1.0)
         weight_of(models.termination, 1).fill_(1.0)
-        dict(models.value.named_parameters())["layers.1.bias"].fill_(value)
+        dict(models.value.named_parameters())["0.layers.1.bias"].fill_(value)
     model = SampledModel(torch.tensor([next_latents, rewards], dtype=torch.float64), torch.zeros(2).double())
     return config, models, model
 
@@ -112,18 +112,21 @@ def hand_plan(
                 target.load_state_dict(value.state_dict())
             weight, bias = model.weight.numpy(), model.bias.numpy()
             returns, following = hand_returns(work, weight, bias, z[:, t].numpy(), h, config.value.discount, target)
-            goal = torch.from_numpy(returns.max(1))
-            x = torch.cat([z[:, t], torch.from_numpy(h)], 1)
-            for layer in list(value.layers)[:-1]:
-                x = torch.tanh(x @ layer.weight.T + layer.bias)  # type: ignore[operator]
-            last = value.layers[-1]
-            v = (x @ last.weight.T + last.bias)[:, 0]  # type: ignore[operator]
-            loss = ((v - goal) ** 2).sum() / len(z)
+            share = 0.0 if variant == "random actions are forgotten" else config.value.random_share
+            goal = torch.from_numpy((1 - share) * returns.max(1) + share * returns.mean(1))
+            loss = torch.zeros(())
+            for network in value.networks():
+                x = torch.cat([z[:, t], torch.from_numpy(h)], 1)
+                *hidden, last = network.linear_layers()
+                for layer in hidden:
+                    x = torch.tanh(x @ layer.weight.T + layer.bias)
+                v = (x @ last.weight.T + last.bias)[:, 0]
+                loss = loss + ((v - goal) ** 2).sum() / len(z)
             gradients = torch.autograd.grad(loss, list(value.parameters()))
             with torch.no_grad():
                 for parameter, gradient in zip(value.parameters(), gradients, strict=True):
                     parameter.sub_(gradient, alpha=0.05)
-            losses.append(loss.item())
+            losses.append(loss.item() / len(value))
             actions = (
                 returns.argmax(1) if variant == "hidden follows the greedy action" else batch.actions[:, t].numpy()
             )
@@ -140,10 +143,14 @@ def run_plan(config: Config, models: Models, replay: Replay, batches: list[Batch
     ]
 
 
-@pytest.mark.parametrize("every", [1, 4, 6], ids=lambda n: f"copy every {n}")
-def test_whole_sweep(every: int) -> None:
+@pytest.mark.parametrize(
+    "value",
+    [{"target_every": 1}, {"target_every": 4}, {"target_every": 6}, {"networks": 3}, {"random_share": 0.3}],
+    ids=["copy every 1", "copy every 4", "copy every 6", "three networks", "random actions"],
+)
+def test_whole_sweep(value: dict) -> None:
     """Targets, copies at t = 0, 4, 8, ... of each batch, hidden states along the data's actions: parameters agree."""
-    config, models, replay, batches, model = planning_setup(target_every=every)
+    config, models, replay, batches, model = planning_setup(**value)
     expected, losses = hand_plan(config, models, replay, batches, model)
     loss = run_plan(config, models, replay, batches, model)
     assert loss.item() == pytest.approx(np.mean(losses), rel=1e-9)
@@ -151,10 +158,12 @@ def test_whole_sweep(every: int) -> None:
         torch.testing.assert_close(parameter.data, expected[name], rtol=1e-9, atol=1e-11, msg=name)
 
 
-@pytest.mark.parametrize("variant", ["copies do not restart", "hidden follows the greedy action"])
+@pytest.mark.parametrize(
+    "variant", ["copies do not restart", "hidden follows the greedy action", "random actions are forgotten"]
+)
 def test_sweep_would_notice(variant: str) -> None:
     """The comparison above distinguishes these mistakes."""
-    config, models, replay, batches, model = planning_setup(target_every=4)
+    config, models, replay, batches, model = planning_setup(target_every=4, random_share=0.3)
     wrong, _ = hand_plan(config, models, replay, batches, model, variant)
     run_plan(config, models, replay, batches, model)
     assert max((wrong[name] - p).abs().max().item() for name, p in models.value.named_parameters()) > 1e-4

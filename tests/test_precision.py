@@ -18,7 +18,7 @@ def targets(agent, execution):
     with torch.no_grad(), execution.autocast():
         model = folded(models.forward_model, agent.model)
         ahead = predict(model, models.termination, latents, hidden.to(latents), config.termination.threshold)
-        return ahead.best(models.value, config.value.discount)
+        return ahead.planned(models.value, config.value.discount)
 
 
 def test_bf16_planning_targets_are_bounded():

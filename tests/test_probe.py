@@ -18,7 +18,7 @@ def test_constant_models(estimate):
     agent.replay = filled_replay([4, 7, 5])  # the second is cut by a time limit
     models, model = agent.models, agent.model
     with torch.no_grad():
-        for net, constant in ((models.termination, estimate), (models.value, 2.0)):
+        for net, constant in ((models.termination, estimate), (models.value.networks()[0], 2.0)):
             net.layers[-1].weight.zero_()
             net.layers[-1].bias.fill_(constant)
         model.weight.zero_()

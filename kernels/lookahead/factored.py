@@ -18,7 +18,7 @@ from psdrl.kernels.linear_tanh import linear, linear_tanh
 from psdrl.kernels.linear_tanh.aten import few_rows
 from psdrl.kernels.lookahead.reference import Lookahead
 from psdrl.kernels.tanh_dot import tanh_dot
-from psdrl.models import ForwardModel, SampledModel, TanhNet
+from psdrl.models import ForwardModel, SampledModel, Smallest, TanhNet
 
 
 class Folded(NamedTuple):
@@ -97,19 +97,26 @@ class Predictions(NamedTuple):
             self.latents_hidden[start:stop], self.rewards[start:stop], self.omega[start:stop], self.threshold
         )
 
-    def values(self, value: TanhNet) -> Tensor:
+    def values(self, value: Smallest) -> Tensor:
         """V(z^, h') (n, A)."""
-        return tanh_net(value, self.latents_hidden.flatten(0, 1)).view_as(self.rewards)
+        rows = self.latents_hidden.flatten(0, 1)
+        first, *others = (tanh_net(network, rows) for network in value.networks())
+        for other in others:
+            first = torch.minimum(first, other)
+        return first.view_as(self.rewards)
 
-    def returns(self, value: TanhNet, discount: float) -> Tensor:
+    def returns(self, value: Smallest, discount: float) -> Tensor:
         """r^ + gamma * 1[omega < threshold] * V(z^, h') (n, A)."""
         return one_step_returns(self.rewards, self.omega, self.values(value), discount, self.threshold)
 
-    def best(self, value: TanhNet, discount: float) -> Tensor:
-        """The largest return (n,), for planning."""
-        return best_return(self.rewards, self.omega, self.values(value), discount, self.threshold)
+    def planned(self, value: Smallest, discount: float, random: float = 0.0) -> Tensor:
+        """The return (n,) of the best action, of which a share is taken at random."""
+        if not random:
+            return best_return(self.rewards, self.omega, self.values(value), discount, self.threshold)
+        returns = self.returns(value, discount)
+        return torch.lerp(returns.amax(1), returns.mean(1), random)
 
-    def action(self, value: TanhNet, discount: float, lots: Tensor) -> Tensor:
+    def action(self, value: Smallest, discount: float, lots: Tensor) -> Tensor:
         """The best action (n,), for acting; `lots` (n, A) break ties, see `psdrl.kernels.greedy`."""
         return greedy_action(self.rewards, self.omega, self.values(value), discount, self.threshold, lots)
 
@@ -160,7 +167,7 @@ def lookahead(
 ) -> Lookahead:
     """One-step returns of all actions from latent states (n, Z) with hidden states (n, H)."""
     assert isinstance(termination, TanhNet)
-    assert isinstance(value, TanhNet)
+    assert isinstance(value, Smallest)
     predictions = predict(folded(forward_model, sample), termination, latents, hidden, threshold, bounds)
     next_hidden = predictions.latents_hidden[..., latents.shape[1] :]
     return Lookahead(predictions.returns(value, discount), next_hidden)
