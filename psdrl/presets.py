@@ -89,8 +89,9 @@ def _minatar(base: Config) -> Config:
 def _control(base: Config) -> Config:
     """Control problems with a few real observations: standardised, and hardly any memory (one recurrent unit), for
     sequences of 8 steps train V at other hidden states than long episodes reach; ends weigh more, for a pole that
-    stands for 200 steps shows one end in 200; two value networks and a share of random actions in planning, for
-    almost every state can be saved by the best actions, and V must tell safe ones from those that are nearly lost. [ours: docs/learning.md; measured: results/CartPole-v1]"""
+    stands for 200 steps shows one end in 200; two value networks and a share of random actions in planning, for the
+    best actions save almost any state, and V must tell safe ones from nearly lost ones. [ours: docs/learning.md;
+    measured: results/CartPole-v1]"""
     small = _minatar(base)
     return replace(
         small,
