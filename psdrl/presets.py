@@ -57,8 +57,9 @@ def _cpu(base: Config) -> Config:
 
 def _minatar(base: Config) -> Config:
     """MinAtar: no autoencoder, small networks, sequences no longer than the shortest episodes (6 steps in Breakout): a
-    single longer episode would otherwise be the only one that is sampled. [ours: docs/learning.md; measured:
-    results/minatar-breakout]"""
+    single longer episode would otherwise be the only one that is sampled; two value networks and a share of random
+    actions in planning, for the best of noisy values is too high and the best action may be a narrow escape. [ours:
+    docs/learning.md; measured: results/minatar-*]"""
     return replace(
         base,
         precision="fp32",
@@ -72,6 +73,8 @@ def _minatar(base: Config) -> Config:
             iterations=20,
             target_every=6,
             target_rate=0.1,
+            networks=2,
+            random_share=0.2,
             discount=0.97,
             start="episode",
         ),
@@ -89,18 +92,14 @@ def _minatar(base: Config) -> Config:
 def _control(base: Config) -> Config:
     """Control problems with a few real observations: standardised, and hardly any memory (one recurrent unit), for
     sequences of 8 steps train V at other hidden states than long episodes reach; ends weigh more, for a pole that
-    stands for 200 steps shows one end in 200; two value networks and a share of random actions in planning, for the
-    best actions save almost any state, and V must tell safe ones from nearly lost ones. [ours: docs/learning.md;
-    measured: results/CartPole-v1]"""
+    stands for 200 steps shows one end in 200. [ours: docs/learning.md; measured: results/CartPole-v1]"""
     small = _minatar(base)
     return replace(
         small,
         latent=LatentConfig(standardise=True, clamp=True),
         forward=replace(small.forward, recurrent=1, window=1, iterations=25, reward_weight=1.0),
         termination=TerminationConfig(3, 128, learning_rate=3e-3, weight=10.0),
-        value=replace(
-            small.value, iterations=50, target_every=8, discount=0.99, start="zero", networks=2, random_share=0.2
-        ),
+        value=replace(small.value, iterations=50, target_every=8, discount=0.99, start="zero"),
         posterior=replace(small.posterior, noise_latent=1e-4),
         replay=replace(small.replay, length=8),
     )
