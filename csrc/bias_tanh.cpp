@@ -1,7 +1,7 @@
 // Epilogue of a hidden layer on the CPU, in one pass and in place, float32:
 //     y (r, U) <- tanh(y + bias (U) + state (r / A, U)[row / A] + columns (A, U)[row % A]),   each term optional.
 //
-// ATen needs a pass per term: bias and tanh of 4096 x 256 take 2.2 ms on 2 threads, in one pass with this tanh 0.7 ms.
+// ATen needs a pass per term: bias and tanh of 4096 x 256 take 1.4 ms on 2 threads, in one pass with this tanh 0.37 ms.
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -29,7 +29,7 @@ struct Terms {
   int64_t state_stride, columns_stride, actions, units;
 };
 
-inline __attribute__((always_inline)) void eight(const Terms& t, float* y, const float* state, const float* column,
+inline __attribute__((always_inline)) void whole(const Terms& t, float* y, const float* state, const float* column,
                                                  int64_t i) {
   Lanes v = load(y + i);
   if (t.bias) v += load(t.bias + i);
@@ -47,7 +47,7 @@ void rows_of(const Terms& t, float* y, int64_t begin, int64_t end) {
     const float* state = t.state ? t.state + row / t.actions * t.state_stride : nullptr;
     const float* column = t.columns ? t.columns + row % t.actions * t.columns_stride : nullptr;
     int64_t i = 0;
-    for (; i + kLanes <= t.units; i += kLanes) eight(t, out, state, column, i);
+    for (; i + kLanes <= t.units; i += kLanes) whole(t, out, state, column, i);
     if (i == t.units) continue;
     const int64_t count = t.units - i;  // the last few, by the same arithmetic
     Lanes v = load(out + i, count);

@@ -25,7 +25,7 @@ struct Gru {
   float* out;
 };
 
-// Up to eight units of one state and action.
+// Up to kLanes units of one state and action.
 inline __attribute__((always_inline)) Lanes units(const Gru& g, const float* in, const float* rec, const float* col,
                                                   const float* hid, int64_t count) {
   using psdrl::load;

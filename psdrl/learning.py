@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from psdrl.config import Config
 from psdrl.execution import EAGER, Execution, optimiser_state
 from psdrl.kernels.linear_tanh import linear_tanh
+from psdrl.kernels.linear_tanh.aten import product
 from psdrl.models import Autoencoder, ForwardModel, Models, TanhNet, one_hot
 from psdrl.replay import Batch, Replay
 
@@ -151,8 +152,8 @@ class LinearTanh(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
         (x, weight, y), (inner, outer) = ctx.saved_tensors, ctx.dtypes
         delta = torch.ops.aten.tanh_backward(gradient, y)
-        onward = (delta @ weight).to(inner) if ctx.needs_input_grad[0] else None
-        return onward, (delta.T @ x).to(outer), delta.sum(0, dtype=outer)
+        onward = product(delta, weight).to(inner) if ctx.needs_input_grad[0] else None
+        return onward, product(delta.T, x).to(outer), delta.sum(0, dtype=outer)
 
 
 def tanh_layers(layers: list[nn.Linear], x: Tensor) -> Tensor:

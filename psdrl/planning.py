@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from psdrl.config import Config
 from psdrl.execution import EAGER, Execution, optimiser_state
 from psdrl.kernels.linear_tanh import linear, linear_tanh
+from psdrl.kernels.linear_tanh.aten import product
 from psdrl.kernels.lookahead.factored import Predictions, folded, predict
 from psdrl.learning import Latents, Losses, Optimisers, Sampler, scan
 from psdrl.models import Models, SampledModel, Smallest, TanhNet, one_hot
@@ -53,10 +54,10 @@ def value_gradient(value: TanhNet, states: Tensor, targets: Tensor) -> Tensor:
     error = linear(inputs[-1], last.weight, last.bias).squeeze(1) - targets
     delta = (error * (2 / len(error)))[:, None]
     for layer, x in zip((last, *reversed(hidden)), reversed(inputs), strict=True):
-        layer.weight.grad = (delta.T @ x).to(layer.weight.dtype)
+        layer.weight.grad = product(delta.T, x).to(layer.weight.dtype)
         layer.bias.grad = delta.sum(0, dtype=layer.bias.dtype)
         if x is not states:  # back through the linear layer, then through the tanh that made x
-            delta = torch.ops.aten.tanh_backward(delta @ layer.weight, x)
+            delta = torch.ops.aten.tanh_backward(product(delta, layer.weight), x)
     return error.square().mean()
 
 
