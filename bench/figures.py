@@ -23,6 +23,7 @@ LABELS = {
     "fresh-value": "new value network per update",
     "noise-1": "noise variance 1",
     "mean": "posterior mean + epsilon",
+    "random": "random play",
 }
 Runs = dict[str, dict[str, list[dict[str, Any]]]]
 

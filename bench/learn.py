@@ -46,6 +46,11 @@ VARIANTS: dict[str, list[str]] = {
     "forward-16": ["--forward.iterations", "16"],
     "start-zero": ["--value.start", "zero"],
     "target-copy": ["--value.target-rate", "1"],
+    "one-network": ["--value.networks", "1"],
+    "no-random-share": ["--value.random-share", "0"],
+    "random": [  # no update ever
+        *("--policy.epsilon", "1", "--policy.update-every", "1000000", "--policy.update-every-early", "1000000"),
+    ],
     "noise-1": ["--posterior.noise-latent", "1", "--posterior.noise-reward", "1"],
 }
 
