@@ -27,7 +27,9 @@ constexpr int64_t kRows = 6;     // rows of x per pass over four rows of W
 constexpr int64_t kInner = 512;  // inputs per block: 6 rows of x and 4 of W take 20 KB of the first-level cache
 
 inline float sum(Lanes v) {
-  return ((v[0] + v[4]) + (v[1] + v[5])) + ((v[2] + v[6]) + (v[3] + v[7]));
+  for (int half = kLanes / 2; half; half /= 2)
+    for (int i = 0; i < half; ++i) v[i] += v[i + half];
+  return v[0];
 }
 
 // Add to acc the products of ROWS rows of x with COLUMNS rows of W over `count` (a multiple of kLanes) inputs.
