@@ -27,9 +27,13 @@ constexpr int64_t kRows = 6;     // rows of x per pass over four rows of W
 constexpr int64_t kInner = 512;  // inputs per block: 6 rows of x and 4 of W take 20 KB of the first-level cache
 
 inline float sum(Lanes v) {
-  for (int half = kLanes / 2; half; half /= 2)
-    for (int i = 0; i < half; ++i) v[i] += v[i + half];
-  return v[0];
+  static_assert(kLanes == 16);
+  typedef float Half __attribute__((vector_size(8 * sizeof(float))));
+  Half low, high;
+  std::memcpy(&low, &v, sizeof low);
+  std::memcpy(&high, reinterpret_cast<const char*>(&v) + sizeof low, sizeof high);
+  const Half h = low + high;
+  return ((h[0] + h[4]) + (h[1] + h[5])) + ((h[2] + h[6]) + (h[3] + h[7]));
 }
 
 // Add to acc the products of ROWS rows of x with COLUMNS rows of W over `count` (a multiple of kLanes) inputs.

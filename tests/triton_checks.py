@@ -312,12 +312,12 @@ def test_wrong_arguments_are_named() -> None:
 
 def parts(seed: int) -> Any:
     from psdrl.config import ForwardConfig
-    from psdrl.models import ForwardModel, SampledModel, TanhNet
+    from psdrl.models import ForwardModel, SampledModel, Smallest, TanhNet
 
     torch.manual_seed(seed)
     forward_model = ForwardModel(13, 6, ForwardConfig(layers=4, units=35, recurrent=18))
     sample = SampledModel(torch.randn(14, 35) / 5, torch.zeros(14))
-    return forward_model, sample, TanhNet(13, 21, 3), TanhNet(31, 37, 4)
+    return forward_model, sample, TanhNet(13, 21, 3), Smallest(2, 31, 37, 4)
 
 
 @pytest.mark.parametrize("count", [1, 11])
