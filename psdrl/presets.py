@@ -106,19 +106,26 @@ def _control(base: Config) -> Config:
 
 
 def _deepsea(base: Config) -> Config:
-    """DeepSea: an update per episode, small noise: the reward is exact and must be found by deep exploration."""
+    """DeepSea: an update per episode, small noise: the reward is exact and must be found by deep exploration. With the
+    size N grow the features, for k must exceed the N (N + 1) pairs of state and action; their gain, for PyTorch's
+    initial weights shrink with the N^2 inputs, and features in tanh's linear range take an untried action for the sum
+    of what they know; planning, for V has to follow each draw over N steps; and the noise shrinks, for a path adds up N
+    draws. [ours: docs/learning.md; measured: results/deepsea-*]"""
     size = deepsea_size(base.env) or 10
+    noise = 0.1 / size**2
     return replace(
         _minatar(base),
         autoencoder=replace(_cpu(base).autoencoder, latent=64, learning_rate=2e-3, mean_frame=False),
         latent=LatentConfig(),
-        forward=ForwardConfig(3, 256, 16, "tanh", gain=5.0, learning_rate=1e-3, iterations=3),
-        value=ValueConfig(3, 128, learning_rate=1e-3, iterations=10, target_every=1),
-        posterior=PosteriorConfig(prior_latent=1.0, prior_reward=1e3, noise_latent=1e-3, noise_reward=1e-3),
-        replay=ReplayConfig(capacity=10_000, batch=64, length=size),
+        forward=ForwardConfig(
+            3, max(256, 64 * round(size**2 / 50)), 16, "tanh", gain=size / 2, learning_rate=1e-3, iterations=3
+        ),
+        value=ValueConfig(3, 128, learning_rate=1e-3, iterations=size, target_every=1),
+        posterior=PosteriorConfig(prior_latent=1.0, prior_reward=1e3, noise_latent=noise, noise_reward=noise),
+        replay=ReplayConfig(capacity=1000 * size, batch=64, length=size),
         policy=PolicyConfig(update_every=size, update_every_early=size),
         eval_every=100 * size,
-        steps=400 * size,
+        steps=4 * size**3,
     )
 
 
