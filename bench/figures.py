@@ -24,6 +24,9 @@ LABELS = {
     "noise-1": "noise variance 1",
     "mean": "posterior mean + epsilon",
     "random": "random play",
+    "one-network": "one value network",
+    "no-random-share": "no share of random actions",
+    "sticky": "sticky actions, difficulty ramping",
 }
 Runs = dict[str, dict[str, list[dict[str, Any]]]]
 

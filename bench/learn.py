@@ -51,6 +51,7 @@ VARIANTS: dict[str, list[str]] = {
     "random": [  # no update ever
         *("--policy.epsilon", "1", "--policy.update-every", "1000000", "--policy.update-every-early", "1000000"),
     ],
+    "sticky": ["--minatar.sticky", "0.1", "--minatar.ramping"],  # MinAtar's published protocol
     "noise-1": ["--posterior.noise-latent", "1", "--posterior.noise-reward", "1"],
 }
 
@@ -170,11 +171,15 @@ def start(case: Case) -> None:
     )
 
 
-LADDER = [
-    Case(env, "default", seed)
-    for env in ("deepsea-10", "deepsea-14", "deepsea-10-image", "CartPole-v1", "minatar/breakout")
-    for seed in range(2)
-] + [Case("deepsea-10", control, 0, ("--steps", "3000")) for control in ("released", "egreedy-exploit", "noise-1")]
+LADDER = (
+    [Case("deepsea-20", "default", 0)]
+    + [
+        Case(env, "default", seed)
+        for env in ("deepsea-10", "deepsea-14", "deepsea-10-image", "CartPole-v1", "minatar/breakout")
+        for seed in range(2)
+    ]
+    + [Case("deepsea-10", control, 0, ("--steps", "3000")) for control in ("released", "egreedy-exploit", "noise-1")]
+)
 
 
 def main() -> None:
