@@ -1,11 +1,15 @@
 """PSDRL learns: DeepSea-8 is solved in under a minute, which no untrained agent comes near."""
 
 import numpy as np
+import pytest
+import torch
+from torch import Tensor
 
 import psdrl
 from psdrl.agent import Agent
 from psdrl.envs import make_env
 from psdrl.loop import train
+from psdrl.models import Models
 from tests.helpers import ListLog
 
 
@@ -45,3 +49,28 @@ def test_deepsea_is_learned() -> None:
     untrained = [np.mean(untrained_returns(seed, 20)) for seed in range(100, 108)]
     assert max(untrained) < 0.3, f"untrained agents reach {np.round(untrained, 2)}"
     assert learned > 0.7, f"only {learned:.2f}; returns {np.round(returns[-20:], 2)}"
+
+
+def deviation_at_untried(size: int) -> float:
+    """Every cell of DeepSea-N was seen, with one of its actions: how unsure is the reward of the other one?"""
+    config = psdrl.configure(env=f"deepsea-{size}", device="cpu")
+    torch.manual_seed(0)
+    model = Models(config, make_env(config).spec).forward_model.double()
+    cells = torch.tensor([row * size + column for row in range(size) for column in range(row + 1)])
+    z = (cells[:, None] == torch.arange(size * size)).double()
+    tried = torch.arange(len(cells)) % 2
+
+    def features(actions: Tensor) -> Tensor:
+        hidden = z.new_zeros(len(z), config.forward.recurrent)
+        return model.features(model.next_hidden(z, actions, hidden), z, actions).detach()
+
+    seen, untried = features(tried), features(1 - tried)
+    prior = torch.eye(config.forward.units, dtype=z.dtype) / config.posterior.prior_reward
+    covariance = torch.linalg.inv(seen.T @ seen / config.posterior.noise_reward + prior)
+    return float(((untried @ covariance) * untried).sum(1).sqrt().median())
+
+
+@pytest.mark.parametrize("size", [14, 20, 30])
+def test_untried_actions_stay_unknown_as_deepsea_grows(size: int) -> None:
+    """A gain that does not go with N halves it twice by N = 30: what is known elsewhere then speaks for what is not."""
+    assert deviation_at_untried(size) == pytest.approx(deviation_at_untried(10), rel=0.5)
