@@ -2,7 +2,7 @@
 # make test    ruff, mypy and the whole test suite (what .ci/run calls)
 # make sanitize   the C++ part under AddressSanitizer and UndefinedBehaviourSanitizer
 # make learn   does it learn? DeepSea, also from images, CartPole, MinAtar Breakout into results/ (what is there is not
-#              run again; some 25 minutes on two idle cores, going by the minutes of its runs)
+#              run again; some 20 minutes on two idle cores, going by the minutes of its runs)
 # make bench   the benchmark suites and the phase table (half an hour, on an idle machine)
 GAME ?= Pong
 ARGS ?=
