@@ -22,6 +22,7 @@ from psdrl.agent import Agent
 from psdrl.cli import parse_train
 from psdrl.envs import make_env
 from psdrl.envs.atari import GAMES
+from psdrl.limits import check
 from psdrl.log import Log
 from psdrl.loop import train
 from psdrl.presets import deepsea_size
@@ -115,7 +116,7 @@ def run(case: Case) -> dict[str, Any]:
     """Train in this process, without evaluations and checkpoints, which change nothing that is learned."""
     flags = ["--eval-every", "0", "--checkpoint-every", "0", "--device", "cpu"]
     config, _ = parse_train(case.arguments + flags)
-    config.check()
+    check(config)
     env = make_env(config)
     agent, trace = Agent(config, env.spec), Trace(case.env)
     train(agent, env, trace, trace.done)

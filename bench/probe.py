@@ -19,6 +19,7 @@ from psdrl.agent import Agent
 from psdrl.cli import parse_train
 from psdrl.envs import make_env
 from psdrl.kernels.lookahead.factored import folded, predict
+from psdrl.limits import check
 from psdrl.loop import train
 
 
@@ -91,7 +92,7 @@ def main() -> None:
     """Train and print."""
     flags = ["--eval-every", "0", "--checkpoint-every", "0", "--device", "cpu"]
     config, _ = parse_train(sys.argv[1:] + flags)
-    config.check()
+    check(config)
     env = make_env(config)
     agent = Agent(config, env.spec)
     train(agent, env)

@@ -15,6 +15,7 @@ from rich.table import Table
 from psdrl.config import Config, Precision, Preset
 from psdrl.envs.vector import EnvSpec
 from psdrl.errors import UserError
+from psdrl.limits import check
 from psdrl.presets import preset
 from psdrl.rates import COMPILED, GPUS, KERNELS, REACHED, Device, data_sheet, measure_here
 from psdrl.sizes import Sizes, cells
@@ -320,7 +321,7 @@ def run(question: Question) -> None:
         config, steps=question.steps or config.steps, compile=question.compile, num_envs=question.num_envs,
         env_groups=question.env_groups,
     )  # fmt: skip
-    config.check()
+    check(config)
     env = make_env(config, num_envs=1)
     env.close()
     spec = replace(env.spec, num_actions=question.actions or env.spec.num_actions)

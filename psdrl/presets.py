@@ -17,6 +17,7 @@ from psdrl.config import (
     ValueConfig,
 )
 from psdrl.device import cuda_available
+from psdrl.limits import check
 
 
 def _paper(base: Config) -> Config:
@@ -191,5 +192,5 @@ def configure(**settings: Any) -> Config:
         if dataclasses.is_dataclass(nested) and isinstance(value, dict):
             value = replace(nested, **value)  # type: ignore[type-var]
         config = replace(config, **{name: value})
-    config.check()
+    check(config)
     return config

@@ -19,6 +19,7 @@ from psdrl.config import Config
 from psdrl.envs import make_env
 from psdrl.errors import UserError
 from psdrl.kernels import checks, dispatch, posterior
+from psdrl.limits import check
 from psdrl.log import RunLog
 from psdrl.loop import train
 
@@ -50,7 +51,7 @@ class Stop:
 def run(config: Config, why_preset: str, arguments: list[str]) -> int:
     """`psdrl train` with the configuration parsed from `arguments`; returns the exit code."""
     console = Console()
-    config.check()
+    check(config)
     logdir = config.logdir or Path("runs") / f"{config.env_name}-{config.algo}-{config.seed}".replace("/", "-")
     config = replace(config, logdir=logdir)
     checkpoint = _find_checkpoint(config, logdir)

@@ -10,6 +10,7 @@ import psdrl
 from psdrl import cli, presets
 from psdrl.config import Config
 from psdrl.errors import UserError
+from psdrl.limits import check
 from psdrl.models import Models
 from tests.helpers import EnvSpec
 
@@ -123,7 +124,7 @@ def test_auto_preset(choice: dict, cuda: bool, preset: str, monkeypatch: pytest.
 @pytest.mark.parametrize("preset", ["paper", "cpu", "deepsea", "minatar", "control", "debug"])
 def test_every_preset_is_valid_and_survives_json(preset: str) -> None:
     config = psdrl.configure(env="deepsea-7", preset=preset, logdir=None)
-    config.check()
+    check(config)
     assert Config.from_dict(config.to_dict()) == config
     from pathlib import Path
 
@@ -215,3 +216,24 @@ def test_update_period() -> None:
 )
 def test_sampling_rule_in_force(algo: str, rule: str, in_force: str) -> None:
     assert psdrl.configure(env="deepsea-4", algo=algo, posterior={"rule": rule}).rule == in_force
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ({"steps": 0}, "--steps is 0 but must be at least 1"),
+        ({"forward": {"layers": 1}}, "--forward.layers is 1 but must be at least 2"),
+        ({"forward": {"reward_weight": float("nan")}}, "--forward.reward-weight is nan"),
+        ({"posterior": {"noise_latent": 0.0}}, "--posterior.noise-latent is 0.0 but must be greater than 0"),
+        ({"value": {"learning_rate": float("nan")}}, "--value.learning-rate is nan"),
+        ({"value": {"random_share": 1.5}}, "--value.random-share is 1.5 but must lie between 0 and 1"),
+        ({"value": {"target_rate": 2.0}}, "at most 1"),
+        ({"value": {"discount": 1.0}}, r"\[0, 1\)"),
+        ({"autoencoder": {"strides": (2, 2)}}, "equal lengths"),
+        ({"autoencoder": {"channels": (1, 0, 1, 1)}}, "must be positive"),
+    ],
+    ids=str,
+)
+def test_what_cannot_work_is_refused(setting: dict, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        psdrl.configure(env="deepsea-5", preset="paper", **setting)
