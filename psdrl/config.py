@@ -62,6 +62,9 @@ class ForwardConfig:
     """Activation of the last feature layer. [released: linear]"""
     gain: float = 1.0
     """Factor on the initial weights of the first feature layer. [ours: 1 is PyTorch's initialisation]"""
+    skip: bool = False
+    """Also give the output layer the feature network's inputs [h', z, a], so that what stays as it was and what an
+    action always does need not be learned by gradient steps. [paper: no; ours: docs/learning.md]"""
     window: int = 4
     """Steps l of truncated backpropagation through time. [paper; the released code has 5]"""
     learning_rate: float = 1e-4

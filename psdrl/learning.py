@@ -177,8 +177,11 @@ def window_loss(
     inputs = torch.cat([latents[:-1], one_hot(actions, forward_model.num_actions, latents)], 2)
     states = scan(forward_model, inputs, hidden)
     *hidden_layers, last = forward_model.linear_layers()
-    features = tanh_layers(hidden_layers, torch.cat([states, inputs], 2).flatten(0, 1))
+    x = torch.cat([states, inputs], 2).flatten(0, 1)
+    features = tanh_layers(hidden_layers, x)
     features = tanh_layers([last], features) if forward_model.tanh_features else last(features)
+    if forward_model.skip:
+        features = torch.cat([features, x.to(features.dtype)], 1)
     target = torch.cat([following, rewards.reshape(-1, 1).to(following)], 1)
     loss = forward_loss(forward_model.output(features), target, reward_weight, reduction)
     return loss, states[-1].detach()

@@ -201,7 +201,9 @@ class ForwardModel(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(i, o) for i, o in pairwise(widths))
         with torch.no_grad():
             next(self.layers[0].parameters()).mul_(config.gain)
-        self.output = nn.Linear(config.units, latent + 1)  # the bias serves only the no-sampling ablations
+        self.skip = config.skip
+        features = config.units + (widths[0] if config.skip else 0)
+        self.output = nn.Linear(features, latent + 1)  # the bias serves only the no-sampling ablations
 
     def linear_layers(self) -> list[nn.Linear]:
         """The feature network's layers."""
@@ -216,11 +218,13 @@ class ForwardModel(nn.Module):
         return self.feature_layers(torch.cat([next_hidden, latents, one_hot(actions, self.num_actions, latents)], 1))
 
     def feature_layers(self, x: Tensor) -> Tensor:
-        """Feature vectors phi (n, k) from [h', z, onehot(a)] (n, H + Z + A)."""
+        """Feature vectors phi (n, k) from x = [h', z, onehot(a)] (n, H + Z + A); with `skip` they end with x."""
         *hidden_layers, last = self.layers
+        phi = x
         for layer in hidden_layers:
-            x = torch.tanh(layer(x))
-        return torch.tanh(last(x)) if self.tanh_features else last(x)
+            phi = torch.tanh(layer(phi))
+        phi = torch.tanh(last(phi)) if self.tanh_features else last(phi)
+        return torch.cat([phi, x.to(phi.dtype)], 1) if self.skip else phi
 
     def forward(self, latents: Tensor, actions: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Prediction [z', r] (n, Z + 1) with the trained output layer, and h' (n, H)."""

@@ -33,10 +33,10 @@ def _cpu(base: Config) -> Config:
         base,
         precision="fp32",
         autoencoder=AutoencoderConfig(
-            (16, 32), (4, 4), (4, 2), (4, 4), latent=128, learning_rate=3e-4, iterations=1, mean_frame=True
+            (16, 6), (4, 4), (4, 2), (4, 4), learning_rate=1e-3, iterations=1, mean_frame=True
         ),
         latent=LatentConfig(standardise=True, clamp=True),
-        forward=ForwardConfig(3, 256, 64, "tanh", learning_rate=1e-3, iterations=6, reward_weight=30.0),
+        forward=ForwardConfig(3, 128, 64, "tanh", skip=True, learning_rate=1e-3, iterations=6, reward_weight=30.0),
         termination=TerminationConfig(3, 128, learning_rate=1e-3),
         value=ValueConfig(
             3,
@@ -44,12 +44,12 @@ def _cpu(base: Config) -> Config:
             learning_rate=5e-4,
             iterations=12,
             target_every=10,
-            target_rate=0.02,
+            target_rate=0.1,
             discount=0.98,
             start="episode",
         ),
         posterior=PosteriorConfig(
-            prior_latent=1.0, prior_reward=10.0, noise_latent=1e-2, noise_reward=1e-4, noise_from_data=True
+            prior_latent=0.01, prior_reward=0.1, noise_latent=1e-2, noise_reward=1e-4, noise_from_data=True
         ),
         replay=ReplayConfig(batch=64, length=40),
         policy=PolicyConfig(update_every=250),
@@ -98,7 +98,7 @@ def _control(base: Config) -> Config:
     return replace(
         small,
         latent=LatentConfig(standardise=True, clamp=True),
-        forward=replace(small.forward, recurrent=1, window=1, iterations=25, reward_weight=1.0),
+        forward=replace(small.forward, skip=True, recurrent=1, window=1, iterations=25, reward_weight=1.0),
         termination=TerminationConfig(3, 128, learning_rate=3e-3, weight=10.0),
         value=replace(small.value, iterations=50, target_every=8, discount=0.99, start="zero"),
         posterior=replace(small.posterior, noise_latent=1e-4),
@@ -116,7 +116,7 @@ def _deepsea(base: Config) -> Config:
     noise = 0.1 / size**2
     return replace(
         _minatar(base),
-        autoencoder=replace(_cpu(base).autoencoder, latent=64, learning_rate=2e-3, mean_frame=False),
+        autoencoder=AutoencoderConfig((16, 32), (4, 4), (4, 2), (4, 4), latent=64, learning_rate=2e-3, iterations=1),
         latent=LatentConfig(),
         forward=ForwardConfig(
             3, max(256, 64 * round(size**2 / 50)), 16, "tanh", gain=size / 2, learning_rate=1e-3, iterations=3

@@ -33,19 +33,21 @@ class Sizes:
         widths = [hidden + latent + actions] + [f.units] * (f.layers - 1)
         inner = [a * b for a, b in pairwise(widths)]
         gru = 3 * hidden * (latent + actions + hidden)
-        output = f.units * (latent + 1)
+        direct = latent + 1 if f.skip else 0
+        features = f.units + (widths[0] if f.skip else 0)
+        output = features * (latent + 1)
         linear_tail = f.feature_activation == "linear"
         # Factored: projections of z and h once per state; per action h' enters the first layer; the last linear
         # layer is folded into the output layer.
-        state = 3 * hidden * (latent + hidden) + latent * f.units
-        action = hidden * f.units + sum(inner[1 : len(inner) - linear_tail]) + output
+        state = 3 * hidden * (latent + hidden) + latent * (f.units + direct)
+        action = hidden * (f.units + direct) + sum(inner[1 : len(inner) - linear_tail]) + f.units * (latent + 1)
         termination = tanh_net(latent, config.termination.units, config.termination.layers)
         value = config.value.networks * tanh_net(latent + hidden, config.value.units, config.value.layers)
         parameters = {"forward": gru + sum(inner) + output, "termination": termination, "value": value}
         if ae_parameters:
             parameters["autoencoder"] = ae_parameters
         return cls(
-            latent, hidden, f.units, actions, encoder, encoder + decoder, gru + sum(inner) + output, gru, state,
+            latent, hidden, features, actions, encoder, encoder + decoder, gru + sum(inner) + output, gru, state,
             action, termination, value, parameters,
         )  # fmt: skip
 

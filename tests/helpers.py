@@ -85,14 +85,14 @@ def hand_hidden(model: ForwardModel, z: Array, action: NDArray, h: Array) -> Arr
 
 
 def hand_features(model: ForwardModel, next_hidden: Array, z: Array, action: NDArray) -> Array:
-    """phi on [h', z, onehot(a)]: tanh layers, the last one linear."""
+    """phi on [h', z, onehot(a)]: tanh layers, the last one linear; with `skip` the inputs as well."""
     p = parameters_of(model.layers)
-    x = np.concatenate([next_hidden, z, np.eye(model.num_actions)[action]], 1)
+    x = inputs = np.concatenate([next_hidden, z, np.eye(model.num_actions)[action]], 1)
     count = len(model.layers)
     for i in range(count):
         x = x @ p[f"{i}.weight"].T + p[f"{i}.bias"]
         x = x if i == count - 1 else np.tanh(x)
-    return x
+    return np.concatenate([x, inputs], 1) if model.skip else x
 
 
 def hand_net(net: TanhNet | Smallest, x: Array) -> Array:

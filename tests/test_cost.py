@@ -16,7 +16,14 @@ SLOW = Device("test", 1e9, 1e9, 1e9, 1e9, 1e9, 1e-6, measured=True)
 
 
 @pytest.mark.parametrize(
-    ("name", "settings"), [("paper", {}), ("cpu", {}), ("debug", {}), ("debug", {"value": {"networks": 3}})]
+    ("name", "settings"),
+    [
+        ("paper", {}),
+        ("cpu", {}),
+        ("debug", {}),
+        ("debug", {"value": {"networks": 3}}),
+        ("debug", {"forward": {"skip": True}}),
+    ],
 )
 def test_parameters_are_those_of_the_networks(name, settings):
     config = configure(game="Pong", preset=name, device="cpu", **settings)

@@ -41,6 +41,10 @@ CASES = {
         "chunk_rows": 40,
         "value": {"networks": 2, "random_share": 0.2, "target_rate": 0.3, "target_every": 3, "iterations": 2},
     },
+    "skip": {"actions": 3, "forward": {"skip": True}},
+    "skip-tanh-features": {"actions": 3, "chunk_rows": 40, "forward": {"skip": True, "feature_activation": "tanh"}},
+    "skip-no-tanh-layer": {"kind": "vector", "forward": {"skip": True, "layers": 2}},
+    "no-tanh-layer": {"kind": "vector", "forward": {"layers": 2}},
     "noise-from-data": {"kind": "vector", "posterior": {"noise_from_data": True, "noise_reward": 1e-4}},
 }
 

@@ -22,19 +22,23 @@ from psdrl.models import ForwardModel, SampledModel, Smallest, TanhNet
 
 
 class Folded(NamedTuple):
-    """A sampled forward model, split into per-state parts, action columns and per-action parts."""
+    """A sampled forward model, split into per-state parts, action columns and per-action parts.
 
-    state: Tensor  # (3H + U, Z) GRU input projection and first layer, from z
-    state_bias: Tensor  # (3H + U,)
+    Two ways lead from [h', z, a] to the prediction: through tanh layers, of which there may be none, and directly,
+    through layers that are all linear (`--forward.skip`, or no tanh layer)."""
+
+    state: Tensor  # (3H + U + D, Z) from z: GRU input projection, first layer, direct way
+    state_bias: Tensor  # (3H + U + D,)
     recurrent: Tensor  # (3H, H) GRU recurrent projection
     recurrent_bias: Tensor  # (3H,)
     gru_columns: Tensor  # (A, 3H) what each action adds to the input projection
-    first: Tensor  # (U, H) first layer, from h'
+    first: Tensor  # (U, H) first tanh layer, from h'; U = 0: there is none
     first_columns: Tensor  # (A, U) what each action adds to the first layer
     hidden: list[tuple[Tensor, Tensor]]  # further tanh layers: weight (U, U), bias (U,)
     output: Tensor  # (Z + 1, U) W~, folded with the last feature layer if that is linear
     output_bias: Tensor  # (Z + 1,)
-    all_linear: bool  # there is no tanh layer: W~ is folded into `first`, U is Z + 1
+    direct: Tensor  # (D, H) from h' to the prediction; D is Z + 1, or 0: there is no direct way
+    direct_columns: Tensor  # (A, D) what each action adds to the prediction
 
 
 @torch.no_grad()
@@ -43,15 +47,23 @@ def fold(forward_model: ForwardModel, sample: SampledModel) -> Folded:
     gru, latent = forward_model.gru, forward_model.latent_size
     size = gru.hidden_size
     layers = [(layer.weight.detach(), layer.bias.detach()) for layer in forward_model.linear_layers()]
-    output, output_bias = sample.weight, sample.bias
+    features = len(layers[-1][1])
+    output, direct = sample.weight[:, :features], sample.weight[:, features:]
+    output_bias = sample.bias
     if not forward_model.tanh_features:
         weight, bias = layers.pop()
         output_bias = (output.double() @ bias.double() + output_bias.double()).to(output.dtype)
         output = (output.double() @ weight.double()).to(output.dtype)
-    (first, first_bias), *hidden = layers or [(output, output_bias)]  # the only feature layer may be linear
+    if layers:
+        (first, first_bias), *hidden = layers
+    else:  # the only feature layer is linear: all of it is direct
+        direct = output + direct if forward_model.skip else output
+        first, first_bias, hidden = direct[:0], direct.new_empty(0), []
+    direct = direct if direct.shape[1] else first[:0]
+    direct_bias = torch.zeros_like(output_bias)[: len(direct)]
     return Folded(
-        state=torch.cat([gru.weight_ih[:, :latent], first[:, size : size + latent]]),
-        state_bias=torch.cat([gru.bias_ih, first_bias]),
+        state=torch.cat([gru.weight_ih[:, :latent], first[:, size : size + latent], direct[:, size : size + latent]]),
+        state_bias=torch.cat([gru.bias_ih, first_bias, direct_bias if layers else output_bias]),
         recurrent=gru.weight_hh.detach(),
         recurrent_bias=gru.bias_hh.detach(),
         gru_columns=gru.weight_ih[:, latent:].T.contiguous(),
@@ -60,7 +72,8 @@ def fold(forward_model: ForwardModel, sample: SampledModel) -> Folded:
         hidden=hidden,
         output=output.contiguous(),
         output_bias=output_bias,
-        all_linear=not layers,
+        direct=direct[:, :size].contiguous(),
+        direct_columns=direct[:, size + latent :].T.contiguous(),
     )
 
 
@@ -135,14 +148,16 @@ def predict(
     state = linear(latents, model.state, model.state_bias)
     recurrent = linear(hidden, model.recurrent, model.recurrent_bias)
     rows = gru_actions(state[:, : 3 * size], recurrent, model.gru_columns, hidden).flatten(0, 1)
-    if model.all_linear:
-        by_state = linear(rows, model.first).view(count, num_actions, latent + 1)
-        prediction = (by_state + state[:, None, 3 * size :] + model.first_columns).flatten(0, 1)
-    else:
-        x = linear_tanh(rows, model.first, None, state[:, 3 * size :], model.first_columns)
+    units, ways = len(model.first), []
+    if units:
+        x = linear_tanh(rows, model.first, None, state[:, 3 * size : 3 * size + units], model.first_columns)
         for weight, bias in model.hidden:
             x = linear_tanh(x, weight, bias)
-        prediction = linear(x, model.output, model.output_bias)
+        ways.append(linear(x, model.output, model.output_bias))
+    if len(model.direct):
+        of_state = state[:, None, 3 * size + units :] + model.direct_columns
+        ways.append(linear(rows, model.direct) + of_state.flatten(0, 1))
+    prediction = sum(ways[1:], ways[0])
     # The termination network reads z^ from here, not from `prediction`: rows of 2292 start at multiples of 16 bytes,
     # rows of 1537 do not, and a GPU would load them 4 bytes at once.
     following = prediction[:, :latent] if bounds is None else prediction[:, :latent].clamp(*bounds)
