@@ -26,6 +26,7 @@ LABELS = {
     "random": "random play",
     "one-network": "one value network",
     "no-random-share": "no share of random actions",
+    "no-skip": "tanh features only",
     "sticky": "sticky actions, difficulty ramping",
 }
 Runs = dict[str, dict[str, list[dict[str, Any]]]]
@@ -41,8 +42,9 @@ def load(results: Path = RESULTS) -> Runs:
 
 
 def colour(variant: str) -> str:
-    """The same colour for a variant in every figure."""
-    return f"C{list(LABELS).index(variant) if variant in LABELS else len(LABELS)}"
+    """The same colour for a variant in every figure: ten strong ones, then ten pale ones."""
+    place = list(LABELS).index(variant) if variant in LABELS else len(LABELS)
+    return mpl.colors.to_hex(mpl.colormaps["tab20"](2 * place % 20 + place // 10))
 
 
 def caption(figure: Any, text: str) -> None:

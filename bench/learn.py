@@ -48,6 +48,7 @@ VARIANTS: dict[str, list[str]] = {
     "start-zero": ["--value.start", "zero"],
     "target-copy": ["--value.target-rate", "1"],
     "one-network": ["--value.networks", "1"],
+    "no-skip": ["--forward.no-skip"],
     "no-random-share": ["--value.random-share", "0"],
     "random": [  # no update ever
         *("--policy.epsilon", "1", "--policy.update-every", "1000000", "--policy.update-every-early", "1000000"),

@@ -27,8 +27,10 @@ def _paper(base: Config) -> Config:
 
 def _cpu(base: Config) -> Config:
     """Atari on two CPU cores: small networks, m = 250 throughout; frames less their mean, for most of a frame never
-    changes; a slow autoencoder, for all other networks must follow it; a target network that averages, for actions
-    differ by a few percent of V. [ours: docs/learning.md; measured: results/Freeway]"""
+    changes; a latent state of 7 x 7 places, as the paper's has places; features with their inputs among them, for the
+    regression sees at once what stays and what an action does; small prior variances, for many of these features say
+    nearly the same; a target network that averages, for actions differ by a few percent of V. [ours: docs/learning.md;
+    measured: results/Freeway]"""
     return replace(
         base,
         precision="fp32",
@@ -91,7 +93,7 @@ def _minatar(base: Config) -> Config:
 
 
 def _control(base: Config) -> Config:
-    """Control problems with a few real observations: standardised, and hardly any memory (one recurrent unit), for
+    """Control problems with a few real observations: standardised, among the features, and hardly any memory (one recurrent unit), for
     sequences of 8 steps train V at other hidden states than long episodes reach; ends weigh more, for a pole that
     stands for 200 steps shows one end in 200. [ours: docs/learning.md; measured: results/CartPole-v1]"""
     small = _minatar(base)
