@@ -181,7 +181,7 @@ def window_loss(
     features = tanh_layers(hidden_layers, x)
     features = tanh_layers([last], features) if forward_model.tanh_features else last(features)
     if forward_model.skip:
-        features = torch.cat([features, x.to(features.dtype)], 1)
+        features = torch.cat([features.to(x.dtype), x], 1)
     target = torch.cat([following, rewards.reshape(-1, 1).to(following)], 1)
     loss = forward_loss(forward_model.output(features), target, reward_weight, reduction)
     return loss, states[-1].detach()

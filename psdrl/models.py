@@ -224,7 +224,7 @@ class ForwardModel(nn.Module):
         for layer in hidden_layers:
             phi = torch.tanh(layer(phi))
         phi = torch.tanh(last(phi)) if self.tanh_features else last(phi)
-        return torch.cat([phi, x.to(phi.dtype)], 1) if self.skip else phi
+        return torch.cat([phi.to(x.dtype), x], 1) if self.skip else phi
 
     def forward(self, latents: Tensor, actions: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Prediction [z', r] (n, Z + 1) with the trained output layer, and h' (n, H)."""

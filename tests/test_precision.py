@@ -21,9 +21,10 @@ def targets(agent, execution):
         return ahead.planned(models.value, config.value.discount)
 
 
-def test_bf16_planning_targets_are_bounded():
+@pytest.mark.parametrize("skip", [False, True], ids=["", "skip"])
+def test_bf16_planning_targets_are_bounded(skip):
     """Within 3 % of the targets' scale: bfloat16 keeps 8 bits, and a lookahead is a few products deep."""
-    agent = make("fast", torch.float32, **SIZES)
+    agent = make("fast", torch.float32, **SIZES, forward={"skip": skip})
     for _ in range(3):
         agent.update()
     exact = targets(agent, Execution(agent.device))
@@ -33,10 +34,11 @@ def test_bf16_planning_targets_are_bounded():
     assert 1e-6 < error < 0.03, f"relative error {error:.4f}"
 
 
+@pytest.mark.parametrize("skip", [False, True], ids=["", "skip"])
 @pytest.mark.parametrize("kind", ["image", "vector"])
-def test_updates_in_bf16(kind):
+def test_updates_in_bf16(kind, skip):
     """They run, stay near float32 for a while, and leave parameters, Adam and posterior in their own precision."""
-    sizes = SIZES | {"kind": kind}
+    sizes = SIZES | {"kind": kind, "forward": {"skip": skip}}
     exact, rough = (make("fast", torch.float32, **sizes) for _ in range(2))
     rough.execution = Execution(rough.device, precision="bf16")
     losses = exact.update(), rough.update()
