@@ -1,6 +1,7 @@
 """Figures and the ablation table from results/: `python -m bench.figures` writes results/*.png and results/TABLE.md."""
 
 import json
+import re
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,11 @@ def curve(run: dict[str, Any], grid: np.ndarray) -> np.ndarray:
     return np.array([returns[max(0, n - last) : n].mean() if n else np.nan for n in counts])
 
 
+def command(variants: dict[str, list[dict[str, Any]]]) -> str:
+    """The command that made the last of the default runs, for any seed."""
+    return re.sub(r"--seed \d+", "--seed K", variants["default"][-1]["command"])
+
+
 def curves(env: str, variants: dict[str, list[dict[str, Any]]], path: Path) -> None:
     """Learning curves: mean over seeds, the range of seeds shaded."""
     figure, axes = plt.subplots(figsize=(7, 4.8))
@@ -130,11 +136,11 @@ def curves(env: str, variants: dict[str, list[dict[str, Any]]], path: Path) -> N
     axes.set(xlabel="environment steps", ylabel=f"return, mean of the last {recent(env)} episodes", title=env)
     axes.legend(fontsize=8)
     figure.subplots_adjust(bottom=0.2)
+    ended = "\nSolved DeepSea runs end there and go on flat." if deepsea_size(env) else ""
     caption(
         figure,
-        f"Mean over seeds {sorted(seeds)}, shaded from the worst to the best seed. python -m psdrl.train "
-        f"{'--game' if env in GAMES else '--env'} {env} --seed K;\n"
-        "flags of the other variants in bench/learn.py. Solved DeepSea runs end there and go on flat.",
+        f"Mean over seeds {sorted(seeds)}, shaded from the worst to the best seed.\n{command(variants)}; "
+        f"flags of the other variants in bench/learn.py.{ended}",
     )
     figure.savefig(path, dpi=150)
     plt.close(figure)
