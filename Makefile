@@ -1,11 +1,13 @@
 # make train   set up .venv (first time only) and train PSDRL on Pong; GAME=... and ARGS="..." pass through
 # make test    ruff, mypy and the whole test suite (what .ci/run calls)
 # make sanitize   the C++ part under AddressSanitizer and UndefinedBehaviourSanitizer
-# make learn   does it learn? DeepSea, also from images, CartPole, MinAtar Breakout into results/ (what is there is not
-#              run again; some 20 minutes on two idle cores, going by the minutes of its runs)
+# make learn   does it learn? DeepSea, also from images, CartPole, MinAtar Breakout, Atari Freeway into results/; what is
+#              there is not run again: make learn RESULTS=DIRECTORY runs all of it (some 25 minutes on two idle cores,
+#              going by the minutes of its runs)
 # make bench   the benchmark suites and the phase table (half an hour, on an idle machine)
 GAME ?= Pong
 ARGS ?=
+RESULTS ?= results
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
@@ -26,8 +28,8 @@ bench: $(READY)
 	$(BIN)/python -m bench.phases --preset cpu
 
 learn: $(READY)
-	$(BIN)/python -m bench.learn --jobs 2
-	$(BIN)/python -m bench.figures
+	$(BIN)/python -m bench.learn --jobs 2 --results $(RESULTS)
+	$(BIN)/python -m bench.figures $(RESULTS)
 
 sanitize: $(READY)
 	PYTHON=$(BIN)/python sh tests/host/sanitize.sh

@@ -1,5 +1,7 @@
-"""Figures and the ablation table from results/: `python -m bench.figures` writes results/*.png and results/TABLE.md."""
+"""Figures and the ablation table: `python -m bench.figures [DIRECTORY]` writes *.png and TABLE.md into results/ or the
+directory that `python -m bench.learn --results DIRECTORY` filled."""
 
+import argparse
 import json
 import re
 from collections import defaultdict
@@ -33,7 +35,7 @@ LABELS = {
 Runs = dict[str, dict[str, list[dict[str, Any]]]]
 
 
-def load(results: Path = RESULTS) -> Runs:
+def load(results: Path) -> Runs:
     """All stored runs by environment and variant, in order of seeds."""
     runs: Runs = defaultdict(lambda: defaultdict(list))
     for path in sorted(results.glob("*/*-seed*.json")):
@@ -115,8 +117,9 @@ def curve(run: dict[str, Any], grid: np.ndarray) -> np.ndarray:
 
 
 def command(variants: dict[str, list[dict[str, Any]]]) -> str:
-    """The command that made the last of the default runs, for any seed."""
-    return re.sub(r"--seed \d+", "--seed K", variants["default"][-1]["command"])
+    """The command that made the last of the default runs, if there are any, for any seed."""
+    found = variants.get("default") or next(iter(variants.values()))
+    return re.sub(r"--seed \d+", "--seed K", found[-1]["command"])
 
 
 def curves(env: str, variants: dict[str, list[dict[str, Any]]], path: Path) -> None:
@@ -179,12 +182,15 @@ def table(runs: Runs) -> str:
 
 def main() -> None:
     """Make everything."""
-    runs = load()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("results", nargs="?", type=Path, default=RESULTS)
+    results = parser.parse_args().results
+    runs = load(results)
     if any(deepsea_size(env) for env in runs):
-        ladder(runs, RESULTS / "deepsea.png")
+        ladder(runs, results / "deepsea.png")
     for env, variants in runs.items():
-        curves(env, variants, RESULTS / f"{env.replace('/', '-')}.png")
-    (RESULTS / "TABLE.md").write_text(table(runs))
+        curves(env, variants, results / f"{env.replace('/', '-')}.png")
+    (results / "TABLE.md").write_text(table(runs))
 
 
 if __name__ == "__main__":
