@@ -8,6 +8,7 @@ from psdrl import configure
 from psdrl.agent import Agent
 from psdrl.cost import Loop, Work, act_work, forecast, hours_table, interaction, update_steps, update_work
 from psdrl.envs.vector import EnvSpec
+from psdrl.kernels.lookahead.factored import fold
 from psdrl.rates import Device, data_sheet
 from psdrl.sizes import Sizes
 
@@ -38,6 +39,16 @@ def test_parameters_are_those_of_the_networks(name, settings):
         weights = sum(p.numel() for p in module.parameters() if p.ndim > 1)  # biases are left out
         assert sizes.parameters[part] == weights, part
     assert sizes.latent == models.autoencoder.latent_size
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_the_folded_lookahead_has_the_multiply_adds_that_are_counted(skip):
+    """Per row of a product with a matrix as many as it has entries; what an action adds to a sum is none."""
+    agent = Agent(configure(game="Pong", preset="debug", device="cpu", forward={"skip": skip, "layers": 4}), PONG)
+    sizes, model = Sizes.of(agent.config, PONG), fold(agent.models.forward_model, agent.model)
+    assert sizes.state == model.state.numel() + model.recurrent.numel()
+    inner = sum(weight.numel() for weight, _ in model.hidden)
+    assert sizes.action == model.first.numel() + inner + model.output.numel() + model.direct.numel()
 
 
 def test_multiply_adds_of_the_paper():
