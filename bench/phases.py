@@ -101,8 +101,8 @@ def _latents(agent: Agent, path: str) -> learning.Latents:
 def gflop(name: Unit, agent: Agent, transitions: int) -> float:
     """Arithmetic of one unit on the fast path, in GFLOP."""
     s, r = Sizes.of(agent.config, agent.spec), agent.config.replay
-    k, outputs = s.features, s.latent + 1
-    per_action = s.action + s.termination + s.value
+    k, outputs = s.forward_model.features, s.forward_model.outputs
+    per_action = s.forward_model.action + s.termination + s.value
     return {
         "autoencoder_step": 6e-9 * r.length * s.autoencoder,
         "forward_step": 6e-9 * r.batch * (s.forward + s.termination),

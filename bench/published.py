@@ -9,10 +9,11 @@ the same numbers with the paper's sampling rule; only the structure is theirs.
 import torch
 
 from psdrl.agent import Agent
+from psdrl.autoencoder import Autoencoder
 from psdrl.config import Config
 from psdrl.kernels.convolution import GemmConv2d, GemmConvTranspose2d
 from psdrl.learning import make_optimisers
-from psdrl.models import Autoencoder, Models
+from psdrl.models import Models
 from psdrl.plain import EncodeOnUse
 from psdrl.replay import Replay
 

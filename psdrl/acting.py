@@ -35,7 +35,7 @@ class Actor:
         if agent.config.update_path == "fast":
             self._run = agent.execution.captured("act", self._decide, generators=(self.generator,))
         self._model: SampledModel | None = None  # the one whose folding `_folded` holds
-        self._folded: factored.Folded | None = None
+        self._folded: factored.AnyFolded | None = None
         self._staging: Tensor | None = None  # pinned host memory, from which a GPU copies while the host goes on
 
     def start(self, started: NDArray[np.bool_]) -> None:

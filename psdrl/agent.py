@@ -11,13 +11,14 @@ from torch import Tensor
 
 from psdrl import learning, plain, planning, posterior, profiling
 from psdrl.acting import Actor
+from psdrl.autoencoder import Autoencoder
 from psdrl.config import Config
 from psdrl.device import resolve_device
 from psdrl.envs.vector import EnvSpec, VectorEnv
 from psdrl.execution import Execution
 from psdrl.kernels import triton_support
 from psdrl.learning import make_optimisers, restart
-from psdrl.models import Autoencoder, Models, SampledModel
+from psdrl.models import Models, SampledModel
 from psdrl.planning import follow
 from psdrl.posterior import Posterior, as_model
 from psdrl.profiling import Phases
@@ -36,7 +37,7 @@ class Path(NamedTuple):
     train_autoencoder: Callable[..., learning.Losses]
     encode_buffer: Callable[..., learning.Latents]
     train_forward: Callable[..., learning.Losses]
-    buffer_statistics: Callable[..., posterior.Statistics]
+    buffer_statistics: Callable[..., posterior.AnyStatistics]
     hidden_states: Callable[..., Tensor]
     train_value: Callable[..., learning.Losses]
 

@@ -65,6 +65,10 @@ class ForwardConfig:
     skip: bool = False
     """Also give the output layer the feature network's inputs [h', z, a], so that what stays as it was and what an
     action always does need not be learned by gradient steps. [paper: no; ours: docs/learning.md]"""
+    local: bool = False
+    """One feature network and one output layer for all places of a latent state that is a grid (MinAtar; an autoencoder
+    with latent 0): a place sees h', the 3 x 3 places around it and the action; the reward is linear in each feature's
+    maximum over the places. Needs tanh features. [paper: no; ours: docs/learning.md]"""
     window: int = 4
     """Steps l of truncated backpropagation through time. [paper; the released code has 5]"""
     learning_rate: float = 1e-4
@@ -87,6 +91,9 @@ class TerminationConfig:
     """Adam's learning rate. [paper]"""
     threshold: float = 0.5
     """A state is taken for absorbing if its estimate reaches this. [paper, Eq. 7]"""
+    local: bool = False
+    """The same hidden layers at every place of the grid, then their maximum over the places. [paper: no; ours:
+    docs/learning.md]"""
     weight: float = 1.0
     """Weight of an absorbing state's squared error in Eq. 3: rare ends else stay below the threshold. [paper: 1]"""
 

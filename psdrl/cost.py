@@ -148,7 +148,7 @@ def update_work(config: Config, spec: EnvSpec, transitions: int) -> dict[str, Ph
     depth = config.value.networks * config.value.layers
     targets = 4 * depth / config.value.target_every
     ahead = Work(
-        flops=2 * r.batch * (s.state + s.actions * (s.action + s.termination + s.value)),
+        flops=2 * r.batch * (s.state + s.actions * (s.forward_model.action + s.termination + s.value)),
         launches=predictions + targets,
     )
     parts = _gradient(r.batch, s.value, p["value"], layer * depth + step)
@@ -160,11 +160,11 @@ def update_work(config: Config, spec: EnvSpec, transitions: int) -> dict[str, Ph
 def _posterior_work(s: Sizes, transitions: int) -> Phase:
     """The GRU through the longest episode, then features of all transitions and their sums in float64 (of the Gram
     matrix one triangle), then factor, mean and sample."""
-    k, outputs = s.features, s.latent + 1
+    k, outputs, places = s.forward_model.features, s.forward_model.outputs, s.forward_model.places
     scan = Loop((Work(launches=KERNELS["gru_scan"]),), min(transitions, EPISODE))
-    features = Work(flops=2 * (s.forward - k * outputs))
-    widened = Work(bytes=(4 + 8 + 8) * (k + outputs))  # read in float32, written and read again in float64
-    sums = Work(flops64=2 * k * (k / 2 + outputs))
+    features = Work(flops=2 * (s.forward - places * k * outputs))
+    widened = Work(bytes=places * (4 + 8 + 8) * (k + outputs))  # read in float32, written and read again in float64
+    sums = Work(flops64=places * 2 * k * (k / 2 + outputs))
     solve = Work(flops64=2 * k**3 + 6 * k * k * outputs, bytes=8 * 4 * k * k, launches=50)
     return Phase((scan, Loop((features, widened, sums), transitions), Loop((solve,))))
 
@@ -172,9 +172,9 @@ def _posterior_work(s: Sizes, transitions: int) -> Phase:
 def act_work(config: Config, spec: EnvSpec) -> Loop:
     """One action of every environment of a group: every weight is read once, which is what it costs."""
     s = Sizes.of(config, spec)
-    weights = s.state + s.action + s.termination + s.value + (s.parameters.get("autoencoder", 0) // 2)
+    weights = s.state + s.forward_model.action + s.termination + s.value + (s.parameters.get("autoencoder", 0) // 2)
     rows = config.num_envs // config.env_groups
-    flops = 2 * rows * (s.encoder + s.state + s.actions * (s.action + s.termination + s.value))
+    flops = 2 * rows * (s.encoder + s.state + s.actions * (s.forward_model.action + s.termination + s.value))
     return Loop((Work(flops=flops, weights=weights, casts=weights, launches=KERNELS["act"]),), captured=True)
 
 
@@ -186,24 +186,35 @@ def memory(config: Config, spec: EnvSpec) -> dict[str, float]:
     frame = item
     for n in spec.shape:
         frame *= n
-    widest = max(3 * s.hidden + s.features, s.latent + s.hidden, config.value.units, config.termination.units)
+    k, outputs = s.forward_model.features, s.forward_model.outputs
+    widest = max(3 * s.hidden + k, s.latent + s.hidden, config.value.units, config.termination.units)
     return {
         "replay": slots * frame,
         "latents": slots * s.latent * 4,
         "networks": 4 * 4 * sum(s.parameters.values()) + 4 * s.parameters["value"],
-        "posterior": 8 * (4 * s.features**2 + 3 * s.features * (s.latent + 1)),
+        "posterior": 8 * (4 * k**2 + 3 * k * outputs),
         "activations": 4 * 6 * min(config.chunk_rows, r.batch * r.length * s.actions) * widest
+        + 6 * _grids(config, s)
         + 4 * 3 * r.batch * r.length * (s.latent + s.hidden),
     }
+
+
+def _grids(config: Config, s: Sizes) -> float:
+    """Bytes of the widest layer of networks that look at places, if there are any: a chunk is of places then, but a
+    time step of a batch with all actions and a window of training are never cut."""
+    batch = config.replay.batch
+    uncut = batch * max(s.actions, config.forward.window)
+    return 4 * s.grid * max(uncut, config.chunk_rows // s.forward_model.places)
 
 
 def largest_tensor(config: Config, spec: EnvSpec) -> float:
     """Bytes of the largest tensor an update may make, float32: a chunk at its widest (posterior chunks are float64),
     a batch of B * L states, the table of latent states, or the Gram matrix."""
     s, r = Sizes.of(config, spec), config.replay
-    chunk = 4 * config.chunk_rows * max(3 * s.hidden + s.features, 2 * (s.latent + 1), 2 * s.features)
+    k = s.forward_model.features
+    chunk = 4 * config.chunk_rows * max(3 * s.hidden + k, 2 * (s.latent + 1), 2 * k)
     batch = 4 * r.batch * (r.length + 1) * max(s.latent + max(s.hidden, s.actions), 3 * s.hidden)
-    return max(chunk, batch, 4 * r.capacity * 9 / 8 * s.latent, 8 * s.features * max(s.features, s.latent + 1))
+    return max(chunk, _grids(config, s), batch, 4 * r.capacity * 9 / 8 * s.latent, 8 * k * max(k, s.latent + 1))
 
 
 def update_steps(config: Config) -> Iterator[int]:

@@ -80,6 +80,8 @@ def check(config: Config) -> None:
         raise UserError(f"--value.target-rate is {config.value.target_rate} but must be at most 1, which copies.")
     if not 0 <= config.value.discount < 1:
         raise UserError(f"--value.discount is {config.value.discount} but must lie in [0, 1).")
+    if config.forward.local and config.forward.feature_activation != "tanh":
+        raise UserError("--forward.local needs --forward.feature-activation tanh: places have no linear features.")
     conv = config.autoencoder
     if len({len(conv.channels), len(conv.kernels), len(conv.strides), len(conv.decoder_kernels)}) != 1:
         raise UserError("--autoencoder.channels, .kernels, .strides and .decoder-kernels must have equal lengths.")

@@ -1,187 +1,19 @@
-"""The networks of Section 3.2: autoencoder, forward model, termination model; and the value network."""
+"""The networks of Section 3.2 beside the autoencoder: forward model, termination model; and the value network."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from psdrl.config import AutoencoderConfig, Config, ForwardConfig
+from psdrl.autoencoder import Autoencoder, Identity
+from psdrl.config import Config, ForwardConfig
 from psdrl.envs.vector import EnvSpec
 from psdrl.errors import UserError
-from psdrl.kernels.convolution import (
-    FEW_PIXELS,
-    GemmConv2d,
-    GemmConvTranspose2d,
-    convolved,
-    from_tiles,
-    tiles,
-    to_tiles,
-)
-
-FEW_FRAMES = 8  # 1 frame: 167 us by oneDNN, 110 by products; 8: 323 and 266; 16: 387 and 503 (cpu preset)
-
-
-class Autoencoder(nn.Module):
-    """Convolutional encoder E and decoder D for images (Fig. 1a)."""
-
-    def __init__(self, shape: tuple[int, ...], config: AutoencoderConfig) -> None:
-        super().__init__()
-        channels, height, width = shape
-        if height != width:
-            raise UserError(f"Images of {height}x{width} are not supported: they must be square.")
-        sizes = [height]
-        layers: list[nn.Module] = []
-        for inputs, outputs, kernel, stride in zip(
-            (channels, *config.channels[:-1]), config.channels, config.kernels, config.strides, strict=True
-        ):
-            sizes.append((sizes[-1] - kernel) // stride + 1)
-            if sizes[-1] < 1:
-                raise UserError(
-                    f"The encoder shrinks a {height}x{height} image to nothing (sizes {sizes}): "
-                    "use fewer layers or smaller --autoencoder.kernels and .strides."
-                )
-            conv = GemmConv2d if sizes[-1] <= FEW_PIXELS else nn.Conv2d
-            layers += [conv(inputs, outputs, kernel, stride), nn.ReLU(inplace=True)]  # ReLU also after the last
-        flat = (config.channels[-1], sizes[-1], sizes[-1])
-        flat_size = flat[0] * flat[1] * flat[2]
-        layers.append(nn.Flatten())
-        back: list[nn.Module] = []
-        if config.latent:
-            layers.append(nn.Linear(flat_size, config.latent))
-            back += [nn.Linear(config.latent, flat_size), nn.ReLU(inplace=True)]
-        back.append(nn.Unflatten(1, flat))
-        size = sizes[-1]
-        steps = list(pairwise((*reversed(config.channels), channels)))
-        for i, (inputs, outputs) in enumerate(steps):
-            kernel, stride, small = config.decoder_kernels[i], config.strides[-1 - i], size
-            size = (size - 1) * stride + kernel
-            last = i == len(steps) - 1
-            padding = height - size if last else 0  # only the last layer pads, to reach the image's size
-            if last and not 0 <= padding < stride:
-                raise UserError(
-                    f"The decoder makes {size}x{size} images of {height}x{height} ones: change --autoencoder.decoder-"
-                    f"kernels so that they end between {height - stride + 1} and {height}."
-                )
-            transposed = GemmConvTranspose2d if small <= FEW_PIXELS or outputs == 1 else nn.ConvTranspose2d
-            back.append(transposed(inputs, outputs, kernel, stride, output_padding=padding))
-            back += [] if last else [nn.ReLU(inplace=True)]
-        self.encoder, self.decoder = nn.Sequential(*layers), nn.Sequential(*back)
-        self.latent_size = config.latent or flat_size
-        # First and last layer as products with the image's patches, if these tile it at both ends.
-        ends = {config.kernels[0], config.strides[0], config.decoder_kernels[-1]}
-        self.patch = config.strides[0] if len(ends) == 1 and height % config.strides[0] == 0 else 0
-        self.normalised = config.mean_frame
-        self.mean_frame: Tensor
-        self.contrast: Tensor
-        self.register_buffer("mean_frame", torch.zeros(shape))
-        self.register_buffer("contrast", torch.ones(()))
-        if self.patch:
-            # Patches are normalised in two operations, with numbers made once per update: in acting each costs 5 us.
-            self.patch_offset: Tensor
-            self.patch_gain: Tensor
-            self.register_buffer("patch_offset", tiles(torch.zeros(1, *shape), self.patch), persistent=False)
-            self.register_buffer("patch_gain", torch.tensor(1 / 255), persistent=False)
-            self.register_load_state_dict_post_hook(lambda module, _: module._derive())
-        # A gradient step at the paper's sizes on 2 CPU threads: 1.52 s in the default layout, 1.05 s in this one.
-        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-
-    def images(self, observations: Tensor) -> Tensor:
-        """Observations (n, c, 64, 64) of uint8 as numbers in [0, 1]; normalised ones less their mean, in unit scale."""
-        images = self._scaled(observations).to(memory_format=torch.channels_last)
-        return (images - self.mean_frame) * self.contrast if self.normalised else images
-
-    def _scaled(self, observations: Tensor) -> Tensor:
-        dtype = next(self.parameters()).dtype
-        return observations / 255 if dtype == torch.get_default_dtype() else observations.to(dtype) / 255
-
-    def _patches(self, observations: Tensor) -> Tensor:
-        """The same as patches."""
-        patches = tiles(observations, self.patch)
-        return (patches - self.patch_offset).mul_(self.patch_gain) if self.normalised else self._scaled(patches)
-
-    @torch.no_grad()
-    def refresh(self, chunks: Iterable[Tensor]) -> None:
-        """Take mean frame and contrast (one over the pixels' root mean square deviation) from all observations."""
-        count, total, squares = 0, torch.zeros_like(self.mean_frame), torch.zeros_like(self.mean_frame)
-        for observations in chunks:
-            images = self._scaled(observations)
-            count, total, squares = count + len(images), total + images.sum(0), squares + images.square().sum(0)
-        self.mean_frame.copy_(total / count)
-        variance = (squares / count - self.mean_frame.square()).mean()
-        self.contrast.copy_(variance.clamp(min=1e-6).rsqrt())
-        self._derive()
-
-    @torch.no_grad()
-    def _derive(self) -> None:
-        """What `_patches` needs of mean frame and contrast: (x / 255 - mean) contrast = (x - offset) gain."""
-        if self.patch:
-            self.patch_offset.copy_(255 * tiles(self.mean_frame[None], self.patch))
-            self.patch_gain.copy_(self.contrast / 255)
-
-    def encode(self, observations: Tensor) -> Tensor:
-        """Latent states z (n, Z) of observations (n, c, 64, 64)."""
-        if self.patch:
-            return self._encode_patches(self._patches(observations))
-        return self.encoder(self.images(observations))
-
-    def reconstruct(self, observations: Tensor) -> tuple[Tensor, Tensor]:
-        """Observations (n, c, 64, 64) as `images` and D(E(.)) of them, the pixels of both in the same order.
-
-        Where patches tile the image their order is the patches' own, which saves three copies of every frame."""
-        if not self.patch:
-            images = self.images(observations)
-            return images, self.decoder(self.encoder(images))
-        patches = self._patches(observations)
-        x = self._encode_patches(patches)
-        *inner, last = self.decoder
-        for layer in inner:
-            x = layer(x)
-        assert isinstance(last, nn.ConvTranspose2d)
-        assert last.bias is not None
-        return patches, to_tiles(x, last.weight, last.bias)
-
-    def _encode_patches(self, patches: Tensor) -> Tensor:
-        first, *rest = self.encoder
-        if len(patches) <= FEW_FRAMES and patches.is_cpu and not torch.is_grad_enabled():
-            return self._encode_few(patches)
-        assert isinstance(first, nn.Conv2d)
-        assert first.bias is not None
-        x = from_tiles(patches, first.weight, first.bias)
-        for layer in rest:
-            x = layer(x)
-        return x
-
-    def _encode_few(self, patches: Tensor) -> Tensor:
-        """The same for acting: channels last from end to end, every convolution a product."""
-        first, *convolutions = (layer for layer in self.encoder if isinstance(layer, nn.Conv2d))
-        x = from_tiles(patches, first.weight, cast(Tensor, first.bias)).permute(0, 2, 3, 1).relu_()
-        for layer in convolutions:
-            x = convolved(x, layer.weight, cast(Tensor, layer.bias), layer.stride[0]).relu_()
-        x = x.permute(0, 3, 1, 2).flatten(1)
-        last = self.encoder[-1]
-        return last(x) if isinstance(last, nn.Linear) else x
-
-    def decode(self, latents: Tensor) -> Tensor:
-        """Images (n, c, 64, 64) in [0, 1] from latent states (n, Z)."""
-        images = self.decoder(latents)
-        return images / self.contrast + self.mean_frame if self.normalised else images
-
-
-class Identity(nn.Module):
-    """For vector observations: the observation is the latent state; there is nothing to train."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.latent_size = size
-        self.like: Tensor
-        self.register_buffer("like", torch.zeros(()), persistent=False)  # carries device and dtype
-
-    def encode(self, observations: Tensor) -> Tensor:
-        """Latent states z (n, Z) of observations (n, Z)."""
-        return observations.to(self.like)
+from psdrl.places import Places, maximum
 
 
 def one_hot(actions: Tensor, num_actions: int, like: Tensor) -> Tensor:
@@ -189,21 +21,52 @@ def one_hot(actions: Tensor, num_actions: int, like: Tensor) -> Tensor:
     return (actions[..., None] == torch.arange(num_actions, device=actions.device)).to(like.dtype)
 
 
+class TanhLayer(Protocol):
+    """tanh(x W^T + b), to which rows of `state` and `columns` are added as in `psdrl.kernels.linear_tanh`."""
+
+    def __call__(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None = None, columns: Tensor | None = None
+    ) -> Tensor: ...
+
+
+def plain_tanh(
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None = None, columns: Tensor | None = None
+) -> Tensor:
+    """The layer by PyTorch's operations: y (r, U) from x (r, k), state (n, U), columns (r / n, U)."""
+    y = F.linear(x, weight, bias)
+    if state is not None:
+        y = (y.view(len(state), -1, y.shape[1]) + state[:, None]).flatten(0, 1)
+    if columns is not None:
+        y = (y.view(-1, *columns.shape) + columns).flatten(0, 1)
+    return torch.tanh(y)
+
+
 class ForwardModel(nn.Module):
     """Forward model f (Fig. 1b): GRU cell, feature map phi on [h', z, onehot(a)], linear output layer W."""
 
-    def __init__(self, latent: int, num_actions: int, config: ForwardConfig) -> None:
+    places: Places | None = None
+
+    def __init__(
+        self, latent: int, num_actions: int, config: ForwardConfig, seen: int | None = None, own: int | None = None
+    ) -> None:
+        """`seen` numbers of z enter the feature map, `own` ones are predicted: all, if not said otherwise."""
         super().__init__()
+        seen, own = seen or latent, own or latent
         self.latent_size, self.num_actions = latent, num_actions
         self.tanh_features = config.feature_activation == "tanh"
         self.gru = nn.GRUCell(latent + num_actions, config.recurrent)
-        widths = [config.recurrent + latent + num_actions] + [config.units] * (config.layers - 1)
+        widths = [config.recurrent + seen + num_actions] + [config.units] * (config.layers - 1)
         self.layers = nn.ModuleList(nn.Linear(i, o) for i, o in pairwise(widths))
         with torch.no_grad():
             next(self.layers[0].parameters()).mul_(config.gain)
         self.skip = config.skip
-        features = config.units + (widths[0] if config.skip else 0)
-        self.output = nn.Linear(features, latent + 1)  # the bias serves only the no-sampling ablations
+        features = config.units + (config.recurrent + own + num_actions if config.skip else 0)
+        self.output = nn.Linear(features, own + 1)  # the bias serves only the no-sampling ablations
+
+    @property
+    def rows_per_state(self) -> int:
+        """Rows that the feature network sees of each state and action."""
+        return self.places.count if self.places else 1
 
     def linear_layers(self) -> list[nn.Linear]:
         """The feature network's layers."""
@@ -217,19 +80,84 @@ class ForwardModel(nn.Module):
         """Feature vectors phi(z, a, h) (n, k); h enters through h'."""
         return self.feature_layers(torch.cat([next_hidden, latents, one_hot(actions, self.num_actions, latents)], 1))
 
-    def feature_layers(self, x: Tensor) -> Tensor:
+    def feature_layers(self, x: Tensor, tanh_layer: TanhLayer = plain_tanh) -> Tensor:
         """Feature vectors phi (n, k) from x = [h', z, onehot(a)] (n, H + Z + A); with `skip` they end with x."""
-        *hidden_layers, last = self.layers
-        phi = x
-        for layer in hidden_layers:
-            phi = torch.tanh(layer(phi))
-        phi = torch.tanh(last(phi)) if self.tanh_features else last(phi)
+        phi = self._inner_layers(self.linear_layers(), x, tanh_layer)
         return torch.cat([phi.to(x.dtype), x], 1) if self.skip else phi
+
+    def _inner_layers(self, layers: list[nn.Linear], phi: Tensor, tanh_layer: TanhLayer) -> Tensor:
+        *hidden_layers, last = layers
+        for layer in hidden_layers:
+            phi = tanh_layer(phi, layer.weight, layer.bias)
+        return tanh_layer(phi, last.weight, last.bias) if self.tanh_features else last(phi)
+
+    def predicted(self, features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """Prediction [z', r] (n, Z + 1) by an output layer."""
+        return F.linear(features, weight, bias)
 
     def forward(self, latents: Tensor, actions: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Prediction [z', r] (n, Z + 1) with the trained output layer, and h' (n, H)."""
         hidden = self.next_hidden(latents, actions, hidden)
-        return self.output(self.features(hidden, latents, actions)), hidden
+        features = self.features(hidden, latents, actions)
+        return self.predicted(features, self.output.weight, self.output.bias), hidden
+
+
+class LocalForwardModel(ForwardModel):
+    """The same for a grid of places (`--forward.local`): one feature network and one output layer for all of them.
+
+    A place's features see h', its neighbourhood and the action; its part of z' is linear in them, with the same rows
+    w_1 ... w_C everywhere. The reward is linear in each feature's maximum over the places."""
+
+    def __init__(self, places: Places, num_actions: int, config: ForwardConfig) -> None:
+        size = places.count * places.channels
+        super().__init__(size, num_actions, config, seen=places.seen, own=places.channels)
+        self.places: Places = places
+        self.place_bias = nn.Parameter(torch.zeros(places.count, config.units))  # walls and edges
+
+    def parts(self, weight: Tensor) -> tuple[Tensor, ...]:
+        """Columns of the first feature layer for h', the neighbourhood and the action."""
+        return weight.split([self.gru.hidden_size, self.places.seen, self.num_actions], 1)
+
+    def feature_layers(self, x: Tensor, tanh_layer: TanhLayer = plain_tanh) -> "LocalFeatures":  # type: ignore[override]
+        """Features of all places from x = [h', z, onehot(a)] (n, H + Z + A)."""
+        hidden, latents, actions = x.split([self.gru.hidden_size, self.latent_size, self.num_actions], 1)
+        first, *layers = self.linear_layers()
+        of_hidden, of_seen, of_action = self.parts(first.weight)
+        state = F.linear(hidden, of_hidden, first.bias) + F.linear(actions, of_action)
+        phi = tanh_layer(self.places.neighbourhoods(latents), of_seen, None, state, self.place_bias)
+        for layer in layers:
+            phi = tanh_layer(phi, layer.weight, layer.bias)
+        phi = phi.view(len(x), self.places.count, -1)
+        if not self.skip:
+            return LocalFeatures(phi, latents[:, None, :0], latents[:, :0])
+        return LocalFeatures(phi.to(x.dtype), self.places.own(latents), torch.cat([hidden, actions], 1))
+
+    def predicted(self, features: "LocalFeatures", weight: Tensor, bias: Tensor) -> Tensor:  # type: ignore[override]
+        """Prediction [z', r] (n, Z + 1) by an output layer of C + 1 rows."""
+        sizes = [part.shape[-1] for part in features]
+        of_units, of_own, of_everywhere = weight.split(sizes, 1)
+        everywhere = F.linear(features.everywhere, of_everywhere, bias)
+        own = F.linear(features.units, of_units[:-1]) + F.linear(features.own, of_own[:-1]) + everywhere[:, None, :-1]
+        most = F.linear(maximum(features.units), of_units[-1:]) + F.linear(maximum(features.own), of_own[-1:])
+        return torch.cat([self.places.flat(own), most + everywhere[:, -1:]], 1)
+
+
+class LocalFeatures(NamedTuple):
+    """phi of every place: tanh units, and with `skip` the place's own numbers and, the same everywhere, [h', a]."""
+
+    units: Tensor  # (n, P, U)
+    own: Tensor  # (n, P, C); (n, 1, 0) without skip
+    everywhere: Tensor  # (n, H + A); (n, 0) without skip
+
+    def places(self) -> Tensor:
+        """(n, P, k)."""
+        n, places, _ = self.units.shape
+        everywhere = self.everywhere[:, None].expand(-1, places, -1)
+        return torch.cat([self.units, self.own.expand(n, places, -1), everywhere], 2)
+
+    def maxima(self) -> Tensor:
+        """Each feature's maximum over the places (n, k)."""
+        return torch.cat([maximum(self.units), maximum(self.own), self.everywhere], 1)
 
 
 class TanhNet(nn.Module):
@@ -244,12 +172,29 @@ class TanhNet(nn.Module):
         """The layers, the output layer last."""
         return cast(list[nn.Linear], list(self.layers))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, tanh_layer: TanhLayer = plain_tanh) -> Tensor:
         """(n, inputs) -> (n,)."""
-        *hidden_layers, last = self.layers
+        *hidden_layers, last = self.linear_layers()
         for layer in hidden_layers:
-            x = torch.tanh(layer(x))
+            x = tanh_layer(x, layer.weight, layer.bias)
         return last(x).squeeze(1)
+
+
+class LocalTanhNet(TanhNet):
+    """The same network at every place (`--termination.local`); the output is linear in the maximum over the places."""
+
+    def __init__(self, places: Places, units: int, layers: int) -> None:
+        super().__init__(places.seen, units, layers)
+        self.places = places
+        self.place_bias = nn.Parameter(torch.zeros(places.count, units))
+
+    def forward(self, x: Tensor, tanh_layer: TanhLayer = plain_tanh) -> Tensor:
+        """(n, Z) -> (n,)."""
+        first, *hidden_layers, last = self.linear_layers()
+        y = tanh_layer(self.places.neighbourhoods(x), first.weight, first.bias, None, self.place_bias)
+        for layer in hidden_layers:
+            y = tanh_layer(y, layer.weight, layer.bias)
+        return last(maximum(y.view(len(x), self.places.count, -1))).squeeze(1)
 
 
 class Smallest(nn.ModuleList):
@@ -291,11 +236,24 @@ class Models(nn.Module):
     def __init__(self, config: Config, spec: EnvSpec) -> None:
         super().__init__()
         self.autoencoder: Autoencoder | Identity = (
-            Autoencoder(spec.shape, config.autoencoder) if spec.kind == "image" else Identity(spec.shape[0])
+            Autoencoder(spec.shape, config.autoencoder) if spec.kind == "image" else Identity(spec.shape[0], spec.grid)
         )
         latent, hidden = self.autoencoder.latent_size, config.forward.recurrent
-        self.forward_model = ForwardModel(latent, spec.num_actions, config.forward)
-        self.termination = TanhNet(latent, config.termination.units, config.termination.layers)
+        places = self.autoencoder.places
+        if places is None and (config.forward.local or config.termination.local):
+            raise UserError(
+                f"{spec.name} has no grid of places, which --forward.local and --termination.local need: MinAtar's "
+                "observations are one, and what an autoencoder with --autoencoder.latent 0 makes of images."
+            )
+        self.forward_model = (
+            LocalForwardModel(places, spec.num_actions, config.forward)
+            if places and config.forward.local
+            else ForwardModel(latent, spec.num_actions, config.forward)
+        )
+        depth = (config.termination.units, config.termination.layers)
+        self.termination = (
+            LocalTanhNet(places, *depth) if places and config.termination.local else TanhNet(latent, *depth)
+        )
         size = (config.value.networks, latent + hidden, config.value.units, config.value.layers)
         self.value = Smallest(*size)
         self.target = Smallest(*size).requires_grad_(False)

@@ -8,12 +8,13 @@ action gets a forward-model call of its own.
 import torch
 from torch import Tensor
 
+from psdrl.autoencoder import Autoencoder
 from psdrl.config import Config
 from psdrl.kernels.lookahead import lookahead
 from psdrl.learning import Latents, Losses, Optimisers, Sampler, forward_loss, gradient_step
-from psdrl.models import Autoencoder, Models, SampledModel, value_of
+from psdrl.models import Models, SampledModel, value_of
 from psdrl.planning import follow
-from psdrl.posterior import Statistics
+from psdrl.posterior import AnyStatistics, empty_statistics
 from psdrl.replay import Replay
 
 
@@ -94,12 +95,11 @@ def train_forward(models: Models, optimisers: Optimisers, latents: Latents, samp
 
 
 @torch.no_grad()
-def buffer_statistics(models: Models, replay: Replay, latents: Latents, chunk_rows: int = 0) -> Statistics:
+def buffer_statistics(models: Models, replay: Replay, latents: Latents, chunk_rows: int = 0) -> AnyStatistics:
     """Features and targets of all stored transitions. Hidden states run from zero through each whole episode; at
     time t the episodes that are still running go on together, so nothing is padded. `chunk_rows` has no use here."""
     forward_model = models.forward_model
-    outputs, features = forward_model.output.weight.shape
-    statistics = Statistics.empty(features, outputs, replay.device)
+    statistics = empty_statistics(forward_model, replay.device)
     episodes = sorted(replay.episodes, key=lambda episode: -episode.length)
     starts = torch.tensor([episode.start for episode in episodes], device=replay.device)
     lengths = torch.tensor([episode.length for episode in episodes])
@@ -110,7 +110,7 @@ def buffer_statistics(models: Models, replay: Replay, latents: Latents, chunk_ro
         z, following, actions = latents[now], latents[(now + 1) % replay.num_slots], replay.actions[now]
         hidden = forward_model.next_hidden(z, actions, hidden[:active])
         targets = torch.cat([following, replay.rewards[now, None].to(z)], 1)
-        statistics.add(forward_model.features(hidden, z, actions), targets)
+        statistics.add(forward_model.features(hidden, z, actions), targets)  # type: ignore[arg-type]
     return statistics
 
 

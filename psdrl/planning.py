@@ -112,7 +112,7 @@ def train_value(
                 start = hidden_states[batch.slots[:, 0]][None]
             hidden = torch.cat([start, *walk(inputs[:-1], start[0])]) if length > 1 else start
             states = torch.cat([z, hidden], 2)
-        most = config.chunk_rows // (size * forward_model.num_actions)
+        most = config.chunk_rows // (size * forward_model.num_actions * forward_model.rows_per_state)
         for stretch in stretches(length, config.value.target_every, most):
             rows = slice(stretch.start, stretch.stop)
             with torch.no_grad(), execution.autocast():

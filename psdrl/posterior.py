@@ -13,7 +13,8 @@ from psdrl.errors import UserError
 from psdrl.execution import EAGER, Execution
 from psdrl.kernels.posterior import chol_update_, gram_accumulate_, posterior_factor, posterior_mean, posterior_sample
 from psdrl.learning import Latents, scan
-from psdrl.models import Models, SampledModel, one_hot
+from psdrl.models import ForwardModel, LocalFeatures, Models, SampledModel, one_hot
+from psdrl.places import Places
 from psdrl.replay import Replay
 
 PANEL = 256  # columns of an inverse solved at a time: the rows above them are zero and are left out
@@ -50,10 +51,50 @@ class Statistics:
     @torch.no_grad()
     def add(self, features: Tensor, targets: Tensor, weight: float = 1.0) -> None:
         """Add rows of features (n, k) and targets (n, Z + 1); weight -1 takes them away again."""
-        gram_accumulate_(self._gram, self.cross, features, targets, weight)
+        gram_accumulate_(self._gram, self.cross, features.to(targets), targets, weight)
         self._mirrored = False
         self.squares += weight * targets.double().square().sum(0)
         self.rows += round(weight) * len(features)
+
+
+class LocalStatistics:
+    """The same for a grid of places: sums over N P places and their C outputs, and over N maxima and the reward.
+
+    cross (k, C + 1) and squares (C + 1,) hold both."""
+
+    def __init__(self, places: Places, features: int, device: torch.device) -> None:
+        self._places, self.rows = places, 0
+        self.own = Statistics.empty(features, places.channels, device)
+        self.reward = Statistics.empty(features, 1, device)
+
+    @property
+    def cross(self) -> Tensor:
+        """(k, C + 1)."""
+        return torch.cat([self.own.cross, self.reward.cross], 1)
+
+    @property
+    def squares(self) -> Tensor:
+        """(C + 1,)."""
+        return torch.cat([self.own.squares, self.reward.squares])
+
+    @torch.no_grad()
+    def add(self, features: LocalFeatures, targets: Tensor, weight: float = 1.0) -> None:
+        """Add the features of n transitions and their targets [z', r] (n, Z + 1)."""
+        own = self._places.own(targets[:, :-1]).flatten(0, 1)
+        self.own.add(features.places().flatten(0, 1), own, weight)
+        self.reward.add(features.maxima(), targets[:, -1:].contiguous(), weight)
+        self.rows = self.reward.rows
+
+
+AnyStatistics = Statistics | LocalStatistics
+
+
+def empty_statistics(forward_model: ForwardModel, device: torch.device) -> AnyStatistics:
+    """No data, for this model's features and outputs."""
+    outputs, features = forward_model.output.weight.shape
+    if forward_model.places:
+        return LocalStatistics(forward_model.places, features, device)
+    return Statistics.empty(features, outputs, device)
 
 
 class Stretch(NamedTuple):
@@ -96,16 +137,16 @@ def walk(models: Models, replay: Replay, latents: Latents, chunk_rows: int) -> I
 @torch.no_grad()
 def buffer_statistics(
     models: Models, replay: Replay, latents: Latents, chunk_rows: int, execution: Execution = EAGER
-) -> Statistics:
+) -> AnyStatistics:
     """Features and targets of all stored transitions, streamed: Phi is never materialised."""
-    outputs, features = models.forward_model.output.weight.shape
-    statistics = Statistics.empty(features, outputs, replay.device)
+    statistics = empty_statistics(models.forward_model, replay.device)
+    chunk_rows = max(1, chunk_rows // models.forward_model.rows_per_state)
     for slots, inputs, _, next_hidden in walk(models, replay, latents, chunk_rows):
         following = latents[(slots + 1) % replay.num_slots]
         targets = torch.cat([following, replay.rewards[slots, None].to(following)], 1)
         with execution.autocast():
             phi = models.forward_model.feature_layers(torch.cat([next_hidden, inputs], 1))
-        statistics.add(phi.to(following), targets)
+        statistics.add(phi, targets)  # type: ignore[arg-type]
     return statistics
 
 
@@ -157,6 +198,16 @@ def inverse_norm(factor: Tensor) -> Tensor:
     return torch.stack(panels).sum()
 
 
+def factorised(data: AnyStatistics, priors: Tensor, noises: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`posterior_factor` of each group (g,): of one Gram matrix, or of that of the places and that of their maxima."""
+    if isinstance(data, Statistics):
+        return posterior_factor(data.lower, priors, noises)
+    grams = (data.own.lower, data.reward.lower)
+    parts = [posterior_factor(gram, priors[g : g + 1], noises[g : g + 1]) for g, gram in enumerate(grams)]
+    factors, jitter, info = (torch.cat(part) for part in zip(*parts, strict=True))
+    return factors, jitter, info
+
+
 class Posterior:
     """Posterior of the output layer's rows w_j, and draws from it.
 
@@ -171,7 +222,7 @@ class Posterior:
             Group(slice(outputs - 1, outputs), p.prior_reward, p.noise_reward),
         ]
         equal = (p.prior_latent, p.noise_latent) == (p.prior_reward, p.noise_reward) and not p.noise_from_data
-        if self.rule == "released" or equal:
+        if (self.rule == "released" or equal) and not config.forward.local:  # places and their maximum never share
             self.groups = [Group(slice(0, outputs), p.prior_latent, p.noise_latent)]
         self.sizes = [group.outputs.stop - group.outputs.start for group in self.groups]
         self.mean = torch.zeros(outputs, features, dtype=torch.float64, device=device)
@@ -183,7 +234,7 @@ class Posterior:
             self.fit(Statistics.empty(features, outputs, device))
 
     @torch.no_grad()
-    def fit(self, data: Statistics) -> Metrics:
+    def fit(self, data: AnyStatistics) -> Metrics:
         """Line 9: mu_j and Sigma_j from the data (Eq. 4); returns what is worth logging, still on the device."""
         if self.rule == "released":
             return self._fit_released(data)
@@ -195,52 +246,56 @@ class Posterior:
         for g, group in enumerate(self.groups):
             # Mean predictive variance on the data, trace(Sigma G) / N, where G = noise (Sigma^-1 - ridge I).
             ridge = 1 / group.prior + jitter[g]
-            trace = self.noises[g] * (len(data.lower) - ridge * inverse_norm(self.factors[g]))
-            metrics |= self._named(group, data, self.noises[g] * ridge, trace)
+            trace = self.noises[g] * (self.mean.shape[1] - ridge * inverse_norm(self.factors[g]))
+            metrics |= self._named(g, data, self.noises[g] * ridge, trace)
         return metrics
 
-    def _regress(self, data: Statistics) -> Tensor:
+    def _regress(self, data: AnyStatistics) -> Tensor:
         """Eq. 4 with the present noise variances; returns the jitter (g,) of the factorisation."""
-        self.factors, jitter, info = posterior_factor(data.lower, self.priors, self.noises)
+        self.factors, jitter, info = factorised(data, self.priors, self.noises)
         check(info)
         self.mean.copy_(posterior_mean(self.factors, data.cross, self.sizes, self.noises))
         return jitter
 
-    def _estimate_noise(self, data: Statistics, jitter: Tensor) -> None:
+    def _estimate_noise(self, data: AnyStatistics, jitter: Tensor) -> None:
         """Noise variances from the residuals, per group, no smaller than configured."""
         ridges = self.noises * (1 / self.priors + jitter)
-        residuals = [
-            self._residuals(group, data, ridge).mean() for group, ridge in zip(self.groups, ridges, strict=True)
-        ]
+        residuals = [self._residuals(g, data, ridge).mean() for g, ridge in enumerate(ridges)]
         self.noises = torch.maximum(self.floors, torch.stack(residuals))
 
-    def _residuals(self, group: Group, data: Statistics, ridge: Tensor) -> Tensor:
+    def _rows(self, g: int, data: AnyStatistics) -> int:
+        """Rows that the group's regression has."""
+        return data.own.rows if isinstance(data, LocalStatistics) and g == 0 else data.rows
+
+    def _residuals(self, g: int, data: AnyStatistics, ridge: Tensor) -> Tensor:
         """Mean squared residuals of the group's outputs.
 
         The residual is t.t - 2 mu.c + mu.G mu, of which (G + ridge I) mu = c leaves t.t - mu.c - ridge mu.mu."""
-        mean, outputs = self.mean[group.outputs], group.outputs
+        outputs = self.groups[g].outputs
+        mean = self.mean[outputs]
         fit = data.squares[outputs] - (mean * data.cross[:, outputs].T).sum(1) - ridge * mean.square().sum(1)
-        return (fit / max(1, data.rows)).clamp(min=0)
+        return (fit / max(1, self._rows(g, data))).clamp(min=0)
 
-    def _fit_released(self, data: Statistics) -> Metrics:
+    def _fit_released(self, data: AnyStatistics) -> Metrics:
         """The ridge regression of the released code is Eq. 4 with prior 1 / ridge and noise 1."""
         ridge, scale = self.config.released_ridge, self.config.released_scale
         one = torch.ones_like(self.noises)
-        factors, jitter, info = posterior_factor(data.lower, one / ridge, one)
+        factors, jitter, info = factorised(data, one / ridge, one)
         check(info)
         self.mean.copy_(posterior_mean(factors, data.cross, self.sizes, one))
-        covariance = scale * torch.cholesky_inverse(factors[0])
-        self.factors = covariance[None]
-        # trace(C G C) with C = scale A^-1 and G = A - ridge I.
-        trace = scale * covariance.trace() - (ridge + jitter[0]) * covariance.square().sum()
-        metrics: Metrics = {"rows": data.rows, "jitter": jitter[0]}
-        return metrics | self._named(self.groups[0], data, ridge + jitter[0], trace)
+        self.factors = torch.stack([scale * torch.cholesky_inverse(factor) for factor in factors])
+        metrics: Metrics = {"rows": data.rows, "jitter": jitter.max()}
+        for g, covariance in enumerate(self.factors):
+            # trace(C G C) with C = scale A^-1 and G = A - ridge I.
+            trace = scale * covariance.trace() - (ridge + jitter[g]) * covariance.square().sum()
+            metrics |= self._named(g, data, ridge + jitter[g], trace)
+        return metrics
 
-    def _named(self, group: Group, data: Statistics, ridge: Tensor, trace: Tensor) -> Metrics:
+    def _named(self, g: int, data: AnyStatistics, ridge: Tensor, trace: Tensor) -> Metrics:
         """Predictive standard deviation and root mean squared residual, for latents and reward."""
-        last, rows = len(self.mean) - 1, max(1, data.rows)
+        last, rows = len(self.mean) - 1, max(1, self._rows(g, data))
         spread = (trace / rows).clamp(min=0).sqrt() if data.rows else 0.0
-        outputs, residual = group.outputs, self._residuals(group, data, ridge)
+        outputs, residual = self.groups[g].outputs, self._residuals(g, data, ridge)
         metrics: Metrics = {}
         if outputs.start == 0 and last > 0:
             metrics |= {"sd_latent": spread, "residual_latent": residual[:last].mean().sqrt()}
@@ -252,8 +307,9 @@ class Posterior:
     def absorb(self, features: Tensor, targets: Tensor) -> None:
         """Condition on new rows of features (n, k) and targets (n, Z + 1) without the old ones.
 
-        Valid while the feature map is unchanged, as between two updates. Sigma^-1 gains Phi^T Phi / noise, a rank-n
-        update of its factor; the mean moves by Sigma' Phi^T (T - Phi mu) / noise, solved against n right sides only.
+        Valid while the feature map is unchanged, as between two updates, not for a grid of places. Sigma^-1
+        gains Phi^T Phi / noise, a rank-n update of its factor; the mean moves by Sigma' Phi^T (T - Phi mu) /
+        noise, solved against n right sides only.
         """
         phi = features.to(self.mean)
         innovation = targets.to(self.mean) - phi @ self.mean.T
@@ -287,7 +343,8 @@ class Posterior:
         if self.rule != "released":
             return posterior_sample(self.factors, self.mean, self.sizes, None, samples, generator)
         eps = self.mean.new_empty(samples, *self.mean.shape).normal_(generator=generator)
-        return self.mean + eps @ self.factors[0]
+        noise = [part @ factor for part, factor in zip(eps.split(self.sizes, 1), self.factors, strict=True)]
+        return self.mean + torch.cat(noise, 1)
 
     def state_dict(self) -> dict[str, Any]:
         """Mean, factors and noise variances."""

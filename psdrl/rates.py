@@ -6,11 +6,12 @@ from typing import NamedTuple
 
 import torch
 
+from psdrl.autoencoder import Autoencoder
 from psdrl.config import Config, Precision
 from psdrl.envs.vector import EnvSpec
 from psdrl.kernels.linear_tanh.aten import linear, linear_tanh
 from psdrl.learning import autoencoder_loss
-from psdrl.models import Autoencoder, TanhNet
+from psdrl.models import TanhNet
 from psdrl.sizes import convolutions, tanh_net
 
 # Operations, counted with a dispatch mode at the cpu preset: per layer and gradient step of a tanh network and of a

@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
-from psdrl.config import Config
+from psdrl.config import Config, ForwardConfig
 from psdrl.envs.vector import EnvSpec
+from psdrl.places import Places
 
 
 @dataclass(frozen=True)
@@ -13,43 +15,98 @@ class Sizes:
 
     latent: int
     hidden: int
-    features: int
     actions: int
     encoder: int  # multiply-adds per frame
     autoencoder: int
-    forward: int  # multiply-adds per row, GRU included
-    gru: int  # of these: the GRU
-    state: int  # of these: once per state in the factored lookahead
-    action: int  # per state and action in the folded lookahead
+    gru: int  # multiply-adds per row
+    forward_model: "ForwardSizes"
     termination: int
     value: int
+    grid: (
+        int  # numbers of the widest layer of a network that looks at places, for one state and action; 0: there is none
+    )
     parameters: dict[str, int]
+
+    @property
+    def forward(self) -> int:
+        """Multiply-adds per row of the whole forward model."""
+        return self.gru + self.forward_model.network
+
+    @property
+    def state(self) -> int:
+        """Of the factored lookahead, once per state: projections of z and h."""
+        return 3 * self.hidden * (self.latent + self.hidden) + self.forward_model.state
 
     @classmethod
     def of(cls, config: Config, spec: EnvSpec) -> "Sizes":
         """Count what `psdrl.models` builds."""
         encoder, decoder, latent, ae_parameters = convolutions(config, spec)
-        f, hidden, actions = config.forward, config.forward.recurrent, spec.num_actions
-        widths = [hidden + latent + actions] + [f.units] * (f.layers - 1)
-        inner = [a * b for a, b in pairwise(widths)]
+        hidden, actions, places = config.forward.recurrent, spec.num_actions, places_of(config, spec)
         gru = 3 * hidden * (latent + actions + hidden)
-        direct = latent + 1 if f.skip else 0
-        features = f.units + (widths[0] if f.skip else 0)
-        output = features * (latent + 1)
-        linear_tail = f.feature_activation == "linear"
-        # Factored: projections of z and h once per state; per action h' enters the first layer; the last linear
-        # layer is folded into the output layer.
-        state = 3 * hidden * (latent + hidden) + latent * (f.units + direct)
-        action = hidden * (f.units + direct) + sum(inner[1 : len(inner) - linear_tail]) + f.units * (latent + 1)
-        termination = tanh_net(latent, config.termination.units, config.termination.layers)
-        value = config.value.networks * tanh_net(latent + hidden, config.value.units, config.value.layers)
-        parameters = {"forward": gru + sum(inner) + output, "termination": termination, "value": value}
+        forward = whole_state(config.forward, latent, actions)
+        if places and config.forward.local:
+            forward = each_place(config.forward, places, actions)
+        t, v = config.termination, config.value
+        termination = weights = tanh_net(latent, t.units, t.layers)
+        grid = (places.count + 1) * max(places.seen, forward.features) if places and config.forward.local else 0
+        if places and t.local:
+            grid = max(grid, places.count * max(places.seen, t.units))
+            one = tanh_net(places.seen, t.units, t.layers)
+            termination, weights = places.count * (one - t.units) + t.units, one + places.count * t.units
+        value = v.networks * tanh_net(latent + hidden, v.units, v.layers)
+        parameters = {"forward": gru + forward.weights, "termination": weights, "value": value}
         if ae_parameters:
             parameters["autoencoder"] = ae_parameters
         return cls(
-            latent, hidden, features, actions, encoder, encoder + decoder, gru + sum(inner) + output, gru, state,
-            action, termination, value, parameters,
+            latent, hidden, actions, encoder, encoder + decoder, gru, forward, termination, value, grid, parameters
         )  # fmt: skip
+
+
+class ForwardSizes(NamedTuple):
+    """Multiply-adds per row, of a state and an action, of feature network and output layer; and their weights."""
+
+    features: int  # k
+    outputs: int  # rows w_j of the output layer
+    places: int  # rows of the regression per transition, besides that of the reward if there are several
+    network: int
+    state: int  # in the factored lookahead: once per state
+    action: int  # per state and action
+    weights: int
+
+
+def whole_state(f: ForwardConfig, latent: int, actions: int) -> ForwardSizes:
+    """Features of the whole state. Factored: z enters once per state, h' once per action; a last linear layer is folded
+    into the output layer."""
+    inner = [f.units * f.units] * (f.layers - 2)
+    inputs = f.recurrent + latent + actions
+    features, direct = f.units + (inputs if f.skip else 0), latent + 1 if f.skip else 0
+    network = inputs * f.units + sum(inner) + features * (latent + 1)
+    if f.feature_activation == "linear":
+        inner = inner[1:]  # folded; if there is none, the first layer is
+    action = f.recurrent * (f.units + direct) + sum(inner) + f.units * (latent + 1)
+    return ForwardSizes(features, latent + 1, 1, network, latent * (f.units + direct), action, network)
+
+
+def each_place(f: ForwardConfig, places: Places, actions: int) -> ForwardSizes:
+    """The same features at every place; h' and the action enter once for all of them."""
+    p, c, u = places.count, places.channels, f.units
+    inner, everywhere = (f.layers - 2) * u * u, (f.recurrent + actions) * u
+    features = u + (f.recurrent + c + actions if f.skip else 0)
+    network = p * (places.seen * u + inner + features * c) + features + everywhere
+    state = p * places.seen * u + ((p * c + 1) * c if f.skip else 0)
+    action = f.recurrent * (u + (c + 1 if f.skip else 0)) + p * (inner + u * c) + u
+    weights = places.seen * u + everywhere + inner + features * (c + 1) + p * u
+    return ForwardSizes(features, c + 1, p, network, state, action, weights)
+
+
+def places_of(config: Config, spec: EnvSpec) -> Places | None:
+    """The grid that a latent state is, if it is one."""
+    if spec.kind == "vector":
+        return Places(*spec.grid, channels_last=True) if spec.grid else None
+    c, size = config.autoencoder, spec.shape[1]
+    for kernel, stride in zip(c.kernels, c.strides, strict=True):
+        size = (size - kernel) // stride + 1
+    return None if c.latent else Places(size, size, c.channels[-1], channels_last=False)
 
 
 def tanh_net(inputs: int, units: int, layers: int) -> int:

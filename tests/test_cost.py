@@ -48,7 +48,7 @@ def test_the_folded_lookahead_has_the_multiply_adds_that_are_counted(skip):
     sizes, model = Sizes.of(agent.config, PONG), fold(agent.models.forward_model, agent.model)
     assert sizes.state == model.state.numel() + model.recurrent.numel()
     inner = sum(weight.numel() for weight, _ in model.hidden)
-    assert sizes.action == model.first.numel() + inner + model.output.numel() + model.direct.numel()
+    assert sizes.forward_model.action == model.first.numel() + inner + model.output.numel() + model.direct.numel()
 
 
 def test_multiply_adds_of_the_paper():
@@ -57,7 +57,7 @@ def test_multiply_adds_of_the_paper():
     counts = [sizes.encoder, sizes.autoencoder, sizes.forward, sizes.termination, sizes.value]
     assert [count / 1e6 for count in counts] == pytest.approx([30.5, 61, 29.7, 7.1, 21], rel=0.01)
     # Factored and folded: W4 (2292 x 2292) is gone, z enters the first layer once per state.
-    assert sizes.action == 756 * 2292 + 2 * 2292 * 2292 + 2292 * 1537
+    assert sizes.forward_model.action == 756 * 2292 + 2 * 2292 * 2292 + 2292 * 1537
 
 
 def test_a_value_step_at_the_papers_size():

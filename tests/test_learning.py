@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from psdrl import plain
+from psdrl.autoencoder import Autoencoder
 from psdrl.config import Config
 from psdrl.envs.vector import EnvSpec
 from psdrl.learning import autoencoder_loss, forward_loss, make_optimisers
-from psdrl.models import Autoencoder, Models
+from psdrl.models import Models
 from psdrl.replay import Batch, Replay
 from tests.helpers import (
     Array,

@@ -6,8 +6,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from psdrl import configure, learning, plain
+from psdrl.autoencoder import FEW_FRAMES, Autoencoder
 from psdrl.kernels.convolution import GemmConv2d, GemmConvTranspose2d, from_tiles, tiles, to_tiles
-from psdrl.models import FEW_FRAMES, Autoencoder, TanhNet
+from psdrl.models import TanhNet
 from psdrl.planning import value_gradient
 from tests.helpers import small_config, small_models, vector_spec
 

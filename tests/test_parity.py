@@ -8,7 +8,9 @@ from psdrl import configure, learning
 from psdrl.agent import PATHS, Agent
 from psdrl.envs.vector import EnvSpec
 from psdrl.kernels.lookahead import factored, reference
+from psdrl.posterior import Statistics
 
+LOCAL = {"local": True, "feature_activation": "tanh"}
 CASES = {
     "image-3-actions": {"actions": 3},
     "one-action": {"kind": "vector", "actions": 1},
@@ -45,6 +47,18 @@ CASES = {
     "skip-tanh-features": {"actions": 3, "chunk_rows": 40, "forward": {"skip": True, "feature_activation": "tanh"}},
     "skip-no-tanh-layer": {"kind": "vector", "forward": {"skip": True, "layers": 2}},
     "no-tanh-layer": {"kind": "vector", "forward": {"layers": 2}},
+    "local": {"kind": "grid", "forward": LOCAL, "termination": {"local": True}},
+    "local-skip": {"kind": "grid", "chunk_rows": 40, "forward": {**LOCAL, "skip": True, "layers": 4}},
+    "local-one-layer": {"kind": "grid", "forward": {**LOCAL, "layers": 2}, "latent": {"clamp": True}},
+    "local-of-an-autoencoder": {
+        "autoencoder": {"latent": 0},
+        "forward": {**LOCAL, "skip": True},
+        "termination": {"local": True, "weight": 3.0},
+        "latent": {"standardise": True, "clamp": True},
+    },
+    "local-released": {"kind": "grid", "forward": LOCAL, "posterior": {"rule": "released"}},
+    "local-no-sampling": {"kind": "grid", "forward": LOCAL, "algo": "egreedy-exploit"},
+    "local-noise-from-data": {"kind": "grid", "forward": LOCAL, "posterior": {"noise_from_data": True}},
     "noise-from-data": {"kind": "vector", "posterior": {"noise_from_data": True, "noise_reward": 1e-4}},
 }
 
@@ -52,8 +66,11 @@ CASES = {
 def make(path, dtype, kind="image", actions=3, lengths=(9, 12, 30, 1), **settings):
     """An agent with a few random episodes; equal for every path and dtype."""
     shape, observed = ((1, 64, 64), "uint8") if kind == "image" else ((11,), "float32")
+    grid = (4, 3, 2) if kind == "grid" else None
+    if grid:
+        kind, shape = "vector", (24,)
     config = configure(env="synthetic", preset="debug", update_path=path, device="cpu", **settings)
-    agent = Agent(config, EnvSpec("synthetic", kind, shape, observed, actions, "none"), dtype)
+    agent = Agent(config, EnvSpec("synthetic", kind, shape, observed, actions, "none", grid), dtype)
     rng = np.random.default_rng(1)
     for number, length in enumerate(lengths):
         env = number % config.num_envs
@@ -103,6 +120,7 @@ def run_phase(agent, phase):
         path.train_forward(*common, latents, agent.batch, agent.config)
     elif phase == "posterior":
         data = path.buffer_statistics(agent.models, agent.replay, latents, agent.config.chunk_rows)
+        assert isinstance(data, Statistics)
         return {"gram": data.gram, "cross": data.cross, "squares": data.squares}
     elif phase == "value":
         path.train_value(*common, latents, agent.batch, agent.model, agent.config)

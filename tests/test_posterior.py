@@ -254,6 +254,7 @@ def test_buffer_statistics_by_brute_force(lengths: list[int], capacity: int, ski
     models = small_models(small_config(forward={"skip": skip}), vector_spec())
     found = plain.buffer_statistics(models, replay, plain.EncodeOnUse(models, replay))
     phi, targets = hand_statistics(models, replay)
+    assert isinstance(found, Statistics)
     assert found.rows == len(phi) == replay.transitions
     np.testing.assert_allclose(found.gram.numpy(), phi.T @ phi, rtol=1e-10, atol=1e-12)
     np.testing.assert_allclose(found.cross.numpy(), phi.T @ targets, rtol=1e-10, atol=1e-12)
@@ -275,7 +276,7 @@ def test_what_stays_and_what_actions_always_do_is_known_at_once(skip: bool) -> N
     config = small_config(forward={"skip": skip}, posterior={"noise_latent": 1e-6})
     models = small_models(config, vector_spec())
     data = plain.buffer_statistics(models, replay, plain.EncodeOnUse(models, replay))
-    posterior = Posterior(config, len(data.gram), 4, torch.device("cpu"))
+    posterior = Posterior(config, len(data.cross), 4, torch.device("cpu"))
     posterior.fit(data)
     model, both = models.forward_model, torch.arange(2)
     state = torch.full((2, 3), 2.0, dtype=torch.float64)

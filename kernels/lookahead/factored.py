@@ -16,9 +16,10 @@ from psdrl.kernels.greedy import best_return, greedy_action, one_step_returns
 from psdrl.kernels.gru_actions import gru_actions
 from psdrl.kernels.linear_tanh import linear, linear_tanh
 from psdrl.kernels.linear_tanh.aten import few_rows
+from psdrl.kernels.lookahead import local
 from psdrl.kernels.lookahead.reference import Lookahead
 from psdrl.kernels.tanh_dot import tanh_dot
-from psdrl.models import ForwardModel, SampledModel, Smallest, TanhNet
+from psdrl.models import ForwardModel, LocalForwardModel, LocalTanhNet, SampledModel, Smallest, TanhNet
 
 
 class Folded(NamedTuple):
@@ -77,15 +78,22 @@ def fold(forward_model: ForwardModel, sample: SampledModel) -> Folded:
     )
 
 
-def folded(forward_model: ForwardModel, sample: SampledModel) -> Folded:
+AnyFolded = Folded | local.LocalFolded
+
+
+def folded(forward_model: ForwardModel, sample: SampledModel) -> AnyFolded:
     """The folded model, made at first use; a sample belongs to the forward model as it was when it was drawn."""
-    if sample.folded is None:
+    if sample.folded is None and isinstance(forward_model, LocalForwardModel):
+        sample.folded = local.fold(forward_model, sample)
+    elif sample.folded is None:
         sample.folded = fold(forward_model, sample)
     return sample.folded
 
 
 def tanh_net(net: TanhNet, x: Tensor) -> Tensor:
     """The network on rows (n, inputs) -> (n,), without autograd."""
+    if isinstance(net, LocalTanhNet):
+        return local.tanh_net(net, x)
     layers = net.linear_layers()
     if few_rows(x) and dispatch.unconstrained("tanh_dot") and not torch.is_autocast_enabled("cpu"):  # acting
         weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
@@ -134,17 +142,9 @@ class Predictions(NamedTuple):
         return greedy_action(self.rewards, self.omega, self.values(value), discount, self.threshold, lots)
 
 
-def predict(
-    model: Folded,
-    termination: TanhNet,
-    latents: Tensor,
-    hidden: Tensor,
-    threshold: float,
-    bounds: tuple[Tensor, Tensor] | None = None,
-) -> Predictions:
-    """All actions from latent states (n, Z) and hidden states (n, H): n * A rows in bulk."""
-    count, size = hidden.shape
-    num_actions, latent = len(model.gru_columns), latents.shape[1]
+def predicted(model: Folded, latents: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    """[z^, r^] (n A, Z + 1) of all actions, and h' (n A, H), from latent states (n, Z) and hidden states (n, H)."""
+    size = hidden.shape[1]
     state = linear(latents, model.state, model.state_bias)
     recurrent = linear(hidden, model.recurrent, model.recurrent_bias)
     rows = gru_actions(state[:, : 3 * size], recurrent, model.gru_columns, hidden).flatten(0, 1)
@@ -157,13 +157,26 @@ def predict(
     if len(model.direct):
         of_state = state[:, None, 3 * size + units :] + model.direct_columns
         ways.append(linear(rows, model.direct) + of_state.flatten(0, 1))
-    prediction = sum(ways[1:], ways[0])
+    return sum(ways[1:], ways[0]), rows
+
+
+def predict(
+    model: AnyFolded,
+    termination: TanhNet,
+    latents: Tensor,
+    hidden: Tensor,
+    threshold: float,
+    bounds: tuple[Tensor, Tensor] | None = None,
+) -> Predictions:
+    """All actions from latent states (n, Z) and hidden states (n, H): n * A rows in bulk."""
+    latent, shape = latents.shape[1], (len(latents), len(model.gru_columns))
+    of_all_actions = local.predicted if isinstance(model, local.LocalFolded) else predicted
+    prediction, rows = of_all_actions(model, latents, hidden)  # type: ignore[arg-type]
     # The termination network reads z^ from here, not from `prediction`: rows of 2292 start at multiples of 16 bytes,
     # rows of 1537 do not, and a GPU would load them 4 bytes at once.
     following = prediction[:, :latent] if bounds is None else prediction[:, :latent].clamp(*bounds)
     joint = torch.cat([following, rows], 1)
     omega = tanh_net(termination, joint[:, :latent])
-    shape = (count, num_actions)
     rewards = prediction[:, latent].to(joint.dtype)
     return Predictions(joint.view(*shape, joint.shape[1]), rewards.view(shape), omega.to(joint).view(shape), threshold)
 

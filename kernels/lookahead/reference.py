@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from psdrl.models import ForwardModel, SampledModel, value_of
 
@@ -34,7 +33,8 @@ def lookahead(
     for action in range(forward_model.num_actions):
         actions = torch.full((len(latents),), action, device=latents.device)
         h = forward_model.next_hidden(latents, actions, hidden)
-        prediction = F.linear(forward_model.features(h, latents, actions), sample.weight, sample.bias)
+        features = forward_model.features(h, latents, actions)
+        prediction = forward_model.predicted(features, sample.weight, sample.bias)
         z, reward = prediction[:, :-1], prediction[:, -1]
         z = z if bounds is None else z.clamp(*bounds)
         next_value = torch.where(termination(z) < threshold, value_of(value, z, h), 0.0)

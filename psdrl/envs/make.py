@@ -126,4 +126,5 @@ def _spec(name: str, envs: gymnasium.vector.SyncVectorEnv) -> EnvSpec:
     if image:
         return EnvSpec(name, "image", (1, SIZE, SIZE), "uint8", int(actions.n), "gymnasium")
     dtype = "uint8" if space.dtype == np.uint8 else "float32"
-    return EnvSpec(name, "vector", (int(np.prod(space.shape)),), dtype, int(actions.n), "gymnasium")
+    grid = getattr(envs.envs[0].unwrapped, "grid", None)
+    return EnvSpec(name, "vector", (int(np.prod(space.shape)),), dtype, int(actions.n), "gymnasium", grid)

@@ -21,7 +21,8 @@ class MinAtar(gymnasium.Env[NDArray, np.int64]):
         self._game = Environment(game, sticky_action_prob=sticky, difficulty_ramping=ramping)
         self._actions = self._game.minimal_action_set()
         self.action_space = gymnasium.spaces.Discrete(len(self._actions))
-        self.observation_space = gymnasium.spaces.Box(0, 1, (int(np.prod(self._game.state_shape())),), np.uint8)
+        self.grid = tuple(self._game.state_shape())
+        self.observation_space = gymnasium.spaces.Box(0, 1, (int(np.prod(self.grid)),), np.uint8)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[NDArray, dict]:
         super().reset(seed=seed)

@@ -24,6 +24,7 @@ class EnvSpec:
     dtype: str  # NumPy name of the observations' type
     num_actions: int
     backend: str  # what runs it, for the summary
+    grid: tuple[int, int, int] | None = None  # vector: height, width and channels of the grid that was flattened
 
 
 class Step(NamedTuple):

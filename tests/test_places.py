@@ -1,0 +1,213 @@
+"""Networks that treat every place of a grid alike, against convolutions and regressions by brute force."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from psdrl import configure, make_env
+from psdrl.agent import Agent
+from psdrl.cost import largest_tensor
+from psdrl.envs.vector import EnvSpec
+from psdrl.errors import UserError
+from psdrl.kernels.lookahead import factored
+from psdrl.kernels.lookahead import local as fast
+from psdrl.models import LocalFeatures, LocalForwardModel, LocalTanhNet
+from psdrl.places import Places
+from psdrl.posterior import LocalStatistics
+from psdrl.sizes import Sizes
+from tests.test_memory import Allocations
+from tests.test_parity import LOCAL, make
+
+GRIDS = {"channels-last": Places(4, 5, 3, True), "planes": Places(4, 5, 3, False), "one-place": Places(1, 1, 2, True)}
+
+
+def image(places, latents):
+    """The grid as convolutions want it (n, C, h, w)."""
+    n = len(latents)
+    if places.channels_last:
+        return latents.view(n, places.height, places.width, places.channels).permute(0, 3, 1, 2)
+    return latents.view(n, places.channels, places.height, places.width)
+
+
+def kernel(weight, places):
+    """Columns of a layer on neighbourhoods (U, 9 C) as a convolution's kernel (U, C, 3, 3)."""
+    return weight.view(-1, 3, 3, places.channels).permute(0, 3, 1, 2)
+
+
+def convolved(places, latents, weight):
+    """What the layer makes of every place (n, P, U)."""
+    return F.conv2d(image(places, latents), kernel(weight, places), padding=1).flatten(2).transpose(1, 2)
+
+
+def parameters(module):
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for p in module.parameters():
+            p.copy_(torch.randn_like(p) / p.shape[-1] ** 0.5)
+    return module.double()
+
+
+@pytest.mark.parametrize("places", GRIDS.values(), ids=GRIDS.keys())
+def test_neighbourhoods_are_what_a_convolution_sees(places):
+    z = torch.randn(3, places.count * places.channels, dtype=torch.float64)
+    weight = torch.randn(7, places.seen, dtype=torch.float64)
+    found = (places.neighbourhoods(z) @ weight.T).view(3, places.count, 7)
+    torch.testing.assert_close(found, convolved(places, z, weight))
+    torch.testing.assert_close(places.flat(places.own(z)), z)
+    torch.testing.assert_close(places.own(z), image(places, z).flatten(2).transpose(1, 2))
+    joint = torch.cat([z, z], 1)[:, : z.shape[1]]  # a part of wider rows, as planning has them
+    torch.testing.assert_close(places.neighbourhoods(joint), places.neighbourhoods(z))
+
+
+@pytest.mark.parametrize("places", GRIDS.values(), ids=GRIDS.keys())
+@pytest.mark.parametrize("skip", [False, True])
+def test_forward_model_is_a_convolution_with_a_maximum(places, skip):
+    config = configure(env="synthetic", preset="debug", forward={**LOCAL, "skip": skip, "layers": 3}).forward
+    model = parameters(LocalForwardModel(places, 2, config))
+    z, h = torch.randn(5, model.latent_size).double(), torch.randn(5, config.recurrent).double()
+    actions = torch.tensor([0, 1, 1, 0, 1])
+    prediction, following = model(z, actions, h)
+    torch.testing.assert_close(following, model.next_hidden(z, actions, h))
+    onehot = F.one_hot(actions, 2).double()
+    first, second = model.linear_layers()
+    of_hidden, of_seen, of_action = model.parts(first.weight)
+    state = following @ of_hidden.T + onehot @ of_action.T + first.bias
+    x = torch.tanh(convolved(places, z, of_seen) + state[:, None] + model.place_bias)
+    x = torch.tanh(x @ second.weight.T + second.bias)
+    if skip:
+        own = image(places, z).flatten(2).transpose(1, 2)
+        x = torch.stack([torch.cat([x[:, p], own[:, p], following, onehot], 1) for p in range(places.count)], 1)
+    weight, bias = model.output.weight, model.output.bias
+    planes = (x @ weight[:-1].T + bias[:-1]).transpose(1, 2).reshape(5, places.channels, places.height, places.width)
+    torch.testing.assert_close(image(places, prediction[:, :-1]), planes)
+    torch.testing.assert_close(prediction[:, -1], x.max(1).values @ weight[-1] + bias[-1])
+
+
+@pytest.mark.parametrize("places", GRIDS.values(), ids=GRIDS.keys())
+def test_tanh_net_is_a_convolution_with_a_maximum(places):
+    net = parameters(LocalTanhNet(places, 6, 4))
+    z = torch.randn(3, places.count * places.channels, dtype=torch.float64)
+    first, second, third, last = net.linear_layers()
+    x = torch.tanh(convolved(places, z, first.weight) + first.bias + net.place_bias)
+    for layer in (second, third):
+        x = torch.tanh(x @ layer.weight.T + layer.bias)
+    wanted = (x.max(1).values @ last.weight.T + last.bias).squeeze(1)
+    torch.testing.assert_close(net(z), wanted)
+    torch.testing.assert_close(fast.tanh_net(net, z).detach(), wanted)
+
+
+@pytest.mark.parametrize("rule", ["exact", "released"])
+def test_posterior_is_two_regressions(rule):
+    """Places: 3 channels of all places as rows; reward: the maxima. By brute force, one row at a time."""
+    settings = {"rule": rule, "prior_latent": 2.0, "prior_reward": 5.0, "noise_latent": 0.1, "noise_reward": 0.3}
+    agent = make("fast", torch.float64, kind="grid", forward={**LOCAL, "skip": True}, posterior=settings)
+    agent.update()
+    model, replay, places = agent.models.forward_model, agent.replay, agent.models.forward_model.places
+    assert places is not None
+    own, most, following, rewards = [], [], [], []
+    with torch.no_grad():
+        for episode in replay.episodes:
+            h = torch.zeros(1, model.gru.hidden_size, dtype=torch.float64)
+            for t in range(episode.length):
+                slot, after = (episode.start + t) % replay.num_slots, (episode.start + t + 1) % replay.num_slots
+                z, action = replay.observations[slot][None].double(), replay.actions[slot][None]
+                h = model.next_hidden(z, action, h)
+                phi = model.features(h, z, action)
+                assert isinstance(phi, LocalFeatures)
+                own.append(phi.places()[0])
+                most.append(own[-1].max(0, keepdim=True).values)
+                following.append(places.own(replay.observations[after][None].double())[0])
+                rewards.append(replay.rewards[slot].double().view(1, 1))
+    for outputs, phi, targets, prior, noise in (
+        (slice(0, -1), torch.cat(own), torch.cat(following), 2.0, 0.1),
+        (slice(-1, None), torch.cat(most), torch.cat(rewards), 5.0, 0.3),
+    ):
+        ridge = noise / prior if rule == "exact" else agent.config.posterior.released_ridge
+        wanted = torch.linalg.solve(phi.T @ phi + ridge * torch.eye(phi.shape[1]), phi.T @ targets).T
+        torch.testing.assert_close(agent.posterior.mean[outputs], wanted, rtol=1e-6, atol=1e-8)
+    draws = agent.posterior.draws(20_000, agent.generator)
+    for g, row in ((0, 1), (1, -1)):
+        factor = agent.posterior.factors[g]
+        wanted = torch.linalg.inv(factor @ factor.T) if rule == "exact" else factor @ factor
+        found = torch.cov(draws[:, row].T)
+        assert float((found - wanted).norm() / wanted.norm()) < 0.1
+
+
+def test_a_rule_seen_in_one_corner_is_known_everywhere():
+    """A dot moves right; seen in the upper rows only, predicted in the lowest."""
+    agent = Agent(
+        configure(
+            env="synthetic", preset="debug", forward={**LOCAL, "units": 24, "gain": 2.0, "skip": True}, device="cpu",
+            posterior={"noise_latent": 1e-4, "noise_reward": 1e-4},
+        ),
+        EnvSpec("synthetic", "vector", (36,), "float32", 2, "none", (6, 6, 1)),
+    )  # fmt: skip
+    rng = np.random.default_rng(0)
+
+    def picture(row, column):
+        grid = np.zeros((6, 6), np.float32)
+        grid[row, column] = 1
+        return grid.ravel()
+
+    for _ in range(30):
+        row, column = rng.integers(0, 3), rng.integers(0, 3)
+        agent.replay.start(0, picture(row, column))
+        for t in range(3):
+            agent.replay.add(0, int(rng.integers(2)), 0.0, picture(row, column + t + 1), t == 2, False)
+    agent.update()
+    model = agent.models.forward_model
+    z = torch.from_numpy(picture(4, 2))[None]
+    h = torch.zeros(1, model.gru.hidden_size)
+    with torch.no_grad():
+        ahead = factored.predict(factored.folded(model, agent.draw(mean=True)), agent.models.termination, z, h, 0.5)
+    shown = ahead.latents_hidden[0, 0, :36].view(6, 6)
+    assert int(shown.argmax()) == 4 * 6 + 3, shown
+    assert float(shown[4, 3]) > 0.7
+    assert float(shown[4, 2].abs()) < 0.3
+
+
+def test_minatar_is_a_grid_and_others_are_refused():
+    config = configure(env="minatar/asterix", forward={**LOCAL, "units": 4}, termination={"local": True})
+    env = make_env(config)
+    assert env.spec.grid == (10, 10, 4)
+    agent = Agent(config, env.spec)
+    assert isinstance(agent.models.forward_model, LocalForwardModel)
+    assert agent.posterior.mean.shape[0] == 5
+    env.close()
+    config = configure(env="CartPole-v1", termination={"local": True})
+    env = make_env(config)
+    with pytest.raises(UserError, match="no grid of places"):
+        Agent(config, env.spec)
+    env.close()
+    with pytest.raises(UserError, match="feature-activation tanh"):
+        configure(env="minatar/asterix", forward={"local": True, "feature_activation": "linear"})
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_cost_model_counts_places(skip):
+    agent = make("fast", torch.float32, kind="grid", forward={**LOCAL, "skip": skip}, termination={"local": True})
+    sizes, models = Sizes.of(agent.config, agent.spec), agent.models
+    for part, module in {"forward": models.forward_model, "termination": models.termination}.items():
+        assert sizes.parameters[part] == sum(p.numel() for p in module.parameters() if p.ndim > 1), part
+    model = fast.fold(models.forward_model, agent.model)
+    places, inner = model.places.count, sum(weight.numel() for weight, _ in model.hidden)
+    per_state = model.gru.numel() + model.recurrent.numel() + places * (model.seen.numel() + model.own[:-1].numel())
+    assert sizes.state == per_state + model.own[-1:].numel()
+    per_action = model.first.numel() + model.direct.numel() + places * (inner + model.output[:-1].numel())
+    assert sizes.forward_model.action == per_action + model.output[-1:].numel()
+    agent.update()
+    with Allocations() as allocations:
+        agent.update()
+    assert allocations.largest <= largest_tensor(agent.config, agent.spec)
+
+
+def test_statistics_can_be_taken_away_again():
+    data = LocalStatistics(GRIDS["planes"], 4, torch.device("cpu"))
+    phi, targets = LocalFeatures(torch.randn(3, 20, 2), torch.randn(3, 20, 1), torch.randn(3, 1)), torch.randn(3, 61)
+    data.add(phi, targets)
+    assert (data.rows, data.own.rows) == (3, 60)
+    data.add(phi, targets, -1.0)
+    assert (data.rows, data.own.rows) == (0, 0)
+    assert float(data.own.gram.abs().max()) < 1e-12
+    assert float(data.cross.abs().max()) < 1e-12
