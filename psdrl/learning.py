@@ -146,7 +146,6 @@ class LinearTanh(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, columns: Tensor | None
     ) -> Tensor:
-        weight = weight.contiguous()  # oneDNN takes 100 times as long with a part of wider rows
         y = linear_tanh(x, weight, bias, state, columns)
         ctx.save_for_backward(x.to(y.dtype), weight.to(y.dtype), y)
         ctx.dtypes, ctx.states = (x.dtype, weight.dtype), None if state is None else len(state)

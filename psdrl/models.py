@@ -124,6 +124,7 @@ class LocalForwardModel(ForwardModel):
         first, *layers = self.linear_layers()
         of_hidden, of_seen, of_action = self.parts(first.weight)
         state = F.linear(hidden, of_hidden, first.bias) + F.linear(actions, of_action)
+        of_seen = of_seen.contiguous()  # oneDNN takes 100 times as long with a part of wider rows
         phi = tanh_layer(self.places.neighbourhoods(latents), of_seen, None, state, self.place_bias)
         for layer in layers:
             phi = tanh_layer(phi, layer.weight, layer.bias)
@@ -149,11 +150,9 @@ class LocalFeatures(NamedTuple):
     own: Tensor  # (n, P, C); (n, 1, 0) without skip
     everywhere: Tensor  # (n, H + A); (n, 0) without skip
 
-    def places(self) -> Tensor:
-        """(n, P, k)."""
-        n, places, _ = self.units.shape
-        everywhere = self.everywhere[:, None].expand(-1, places, -1)
-        return torch.cat([self.units, self.own.expand(n, places, -1), everywhere], 2)
+    def near(self) -> Tensor:
+        """What differs between places (n, P, U + C)."""
+        return torch.cat([self.units, self.own], 2) if self.own.shape[2] else self.units
 
     def maxima(self) -> Tensor:
         """Each feature's maximum over the places (n, k)."""

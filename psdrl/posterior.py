@@ -11,6 +11,7 @@ from torch import Tensor
 from psdrl.config import Config
 from psdrl.errors import UserError
 from psdrl.execution import EAGER, Execution
+from psdrl.kernels.linear_tanh import linear_tanh
 from psdrl.kernels.posterior import chol_update_, gram_accumulate_, posterior_factor, posterior_mean, posterior_sample
 from psdrl.learning import Latents, scan
 from psdrl.models import ForwardModel, LocalFeatures, Models, SampledModel, one_hot
@@ -60,28 +61,43 @@ class Statistics:
 class LocalStatistics:
     """The same for a grid of places: sums over N P places and their C outputs, and over N maxima and the reward.
 
-    cross (k, C + 1) and squares (C + 1,) hold both."""
+    Features that are the same everywhere enter the places' sums through the others' totals: half of the work."""
 
-    def __init__(self, places: Places, features: int, device: torch.device) -> None:
+    def __init__(self, places: Places, features: int, everywhere: int, device: torch.device) -> None:
+        near, outputs = features - everywhere, places.channels
         self._places, self.rows = places, 0
-        self.own = Statistics.empty(features, places.channels, device)
+        self.near = Statistics.empty(near, outputs, device)
         self.reward = Statistics.empty(features, 1, device)
+        # Of the features that are the same everywhere: with those of the places, with themselves, with the targets.
+        self._mixed, self._square, self._cross = (
+            self.near.cross.new_zeros(everywhere, n) for n in (near, everywhere, outputs)
+        )
+
+    @property
+    def lower(self) -> Tensor:
+        """(k, k), of which only the lower triangle is the places' Phi^T Phi."""
+        near, mixed = self.near.lower, self._mixed
+        return torch.cat([torch.cat([near, mixed.T], 1), torch.cat([mixed, self._square], 1)])
 
     @property
     def cross(self) -> Tensor:
-        """(k, C + 1)."""
-        return torch.cat([self.own.cross, self.reward.cross], 1)
+        """(k, C + 1) Phi^T T of the places and of the reward."""
+        return torch.cat([torch.cat([self.near.cross, self._cross]), self.reward.cross], 1)
 
     @property
     def squares(self) -> Tensor:
         """(C + 1,)."""
-        return torch.cat([self.own.squares, self.reward.squares])
+        return torch.cat([self.near.squares, self.reward.squares])
 
     @torch.no_grad()
     def add(self, features: LocalFeatures, targets: Tensor, weight: float = 1.0) -> None:
         """Add the features of n transitions and their targets [z', r] (n, Z + 1)."""
-        own = self._places.own(targets[:, :-1]).flatten(0, 1)
-        self.own.add(features.places().flatten(0, 1), own, weight)
+        near, own = features.near(), self._places.own(targets[:, :-1])
+        self.near.add(near.flatten(0, 1), own.flatten(0, 1), weight)
+        everywhere = weight * features.everywhere.double().T
+        self._mixed += everywhere @ near.sum(1, dtype=torch.float64)
+        self._square += self._places.count * everywhere @ features.everywhere.double()
+        self._cross += everywhere @ own.sum(1, dtype=torch.float64)
         self.reward.add(features.maxima(), targets[:, -1:].contiguous(), weight)
         self.rows = self.reward.rows
 
@@ -93,7 +109,8 @@ def empty_statistics(forward_model: ForwardModel, device: torch.device) -> AnySt
     """No data, for this model's features and outputs."""
     outputs, features = forward_model.output.weight.shape
     if forward_model.places:
-        return LocalStatistics(forward_model.places, features, device)
+        everywhere = forward_model.gru.hidden_size + forward_model.num_actions if forward_model.skip else 0
+        return LocalStatistics(forward_model.places, features, everywhere, device)
     return Statistics.empty(features, outputs, device)
 
 
@@ -145,7 +162,7 @@ def buffer_statistics(
         following = latents[(slots + 1) % replay.num_slots]
         targets = torch.cat([following, replay.rewards[slots, None].to(following)], 1)
         with execution.autocast():
-            phi = models.forward_model.feature_layers(torch.cat([next_hidden, inputs], 1))
+            phi = models.forward_model.feature_layers(torch.cat([next_hidden, inputs], 1), linear_tanh)
         statistics.add(phi, targets)  # type: ignore[arg-type]
     return statistics
 
@@ -202,7 +219,7 @@ def factorised(data: AnyStatistics, priors: Tensor, noises: Tensor) -> tuple[Ten
     """`posterior_factor` of each group (g,): of one Gram matrix, or of that of the places and that of their maxima."""
     if isinstance(data, Statistics):
         return posterior_factor(data.lower, priors, noises)
-    grams = (data.own.lower, data.reward.lower)
+    grams = (data.lower, data.reward.lower)
     parts = [posterior_factor(gram, priors[g : g + 1], noises[g : g + 1]) for g, gram in enumerate(grams)]
     factors, jitter, info = (torch.cat(part) for part in zip(*parts, strict=True))
     return factors, jitter, info
@@ -265,7 +282,7 @@ class Posterior:
 
     def _rows(self, g: int, data: AnyStatistics) -> int:
         """Rows that the group's regression has."""
-        return data.own.rows if isinstance(data, LocalStatistics) and g == 0 else data.rows
+        return data.near.rows if isinstance(data, LocalStatistics) and g == 0 else data.rows
 
     def _residuals(self, g: int, data: AnyStatistics, ridge: Tensor) -> Tensor:
         """Mean squared residuals of the group's outputs.

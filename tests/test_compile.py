@@ -8,13 +8,16 @@ import torch
 from psdrl.errors import UserError
 from psdrl.execution import check_compiler
 from tests.test_graphs import with_graphs
-from tests.test_parity import distance, make, parameters
+from tests.test_parity import LOCAL, distance, make, parameters
 
 
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="Inductor needs a C++ compiler")
-def test_compiled_updates_agree():
-    sizes = {"kind": "vector", "actions": 3, "replay": {"batch": 4, "length": 8}, "chunk_rows": 1000}
+@pytest.mark.parametrize("kind", ["vector", "grid"])
+def test_compiled_updates_agree(kind):
+    sizes = {"kind": kind, "actions": 3, "replay": {"batch": 4, "length": 8}, "chunk_rows": 1000}
     sizes["forward"] = {"skip": True}  # it adds to what is compiled and leaves nothing out
+    if kind == "grid":
+        sizes |= {"forward": LOCAL | {"skip": True}, "termination": {"local": True}}
     eager, compiled = (make("fast", torch.float64, compile=wanted, **sizes) for wanted in (False, True))
     for agent in (eager, compiled):
         first, second = agent.update(), agent.update()

@@ -12,13 +12,14 @@ from psdrl.acting import Actor
 from psdrl.execution import Execution, optimiser_state
 from psdrl.graphs import WARM_UP, Captured
 from tests.recorder import Recording
-from tests.test_parity import make, parameters
+from tests.test_parity import LOCAL, make, parameters
 
 SIZES = {
     "image": {"kind": "image", "actions": 3, "replay": {"batch": 4, "length": 10}, "chunk_rows": 1000},
     "vector": {"kind": "vector", "actions": 2, "replay": {"batch": 3, "length": 9}, "chunk_rows": 1000},
     "small chunks": {"kind": "vector", "actions": 3, "replay": {"batch": 4, "length": 10}, "chunk_rows": 24},
     "skip": {"kind": "vector", "actions": 3, "forward": {"skip": True}, "chunk_rows": 1000},
+    "local": {"kind": "grid", "forward": LOCAL | {"skip": True}, "termination": {"local": True}, "chunk_rows": 1000},
 }
 
 

@@ -115,7 +115,8 @@ def test_posterior_is_two_regressions(rule):
                 h = model.next_hidden(z, action, h)
                 phi = model.features(h, z, action)
                 assert isinstance(phi, LocalFeatures)
-                own.append(phi.places()[0])
+                everywhere = phi.everywhere.expand(places.count, -1)
+                own.append(torch.cat([phi.units[0], phi.own[0], everywhere], 1))
                 most.append(own[-1].max(0, keepdim=True).values)
                 following.append(places.own(replay.observations[after][None].double())[0])
                 rewards.append(replay.rewards[slot].double().view(1, 1))
@@ -203,11 +204,11 @@ def test_cost_model_counts_places(skip):
 
 
 def test_statistics_can_be_taken_away_again():
-    data = LocalStatistics(GRIDS["planes"], 4, torch.device("cpu"))
+    data = LocalStatistics(GRIDS["planes"], 4, 1, torch.device("cpu"))
     phi, targets = LocalFeatures(torch.randn(3, 20, 2), torch.randn(3, 20, 1), torch.randn(3, 1)), torch.randn(3, 61)
     data.add(phi, targets)
-    assert (data.rows, data.own.rows) == (3, 60)
+    assert (data.rows, data.near.rows) == (3, 60)
     data.add(phi, targets, -1.0)
-    assert (data.rows, data.own.rows) == (0, 0)
-    assert float(data.own.gram.abs().max()) < 1e-12
+    assert (data.rows, data.near.rows) == (0, 0)
+    assert float(data.lower.tril().abs().max()) < 1e-12
     assert float(data.cross.abs().max()) < 1e-12

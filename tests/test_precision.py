@@ -5,7 +5,7 @@ import torch
 
 from psdrl.execution import Execution
 from psdrl.kernels.lookahead.factored import folded, predict
-from tests.test_parity import make, parameters
+from tests.test_parity import LOCAL, make, parameters
 
 SIZES = {"kind": "image", "actions": 3, "replay": {"batch": 8, "length": 8}, "chunk_rows": 1000}
 
@@ -35,10 +35,11 @@ def test_bf16_planning_targets_are_bounded(skip):
 
 
 @pytest.mark.parametrize("skip", [False, True], ids=["", "skip"])
-@pytest.mark.parametrize("kind", ["image", "vector"])
+@pytest.mark.parametrize("kind", ["image", "vector", "grid"])
 def test_updates_in_bf16(kind, skip):
     """They run, stay near float32 for a while, and leave parameters, Adam and posterior in their own precision."""
-    sizes = SIZES | {"kind": kind, "forward": {"skip": skip}}
+    local = LOCAL if kind == "grid" else {}
+    sizes = SIZES | {"kind": kind, "forward": {"skip": skip, **local}, "termination": {"local": bool(local)}}
     exact, rough = (make("fast", torch.float32, **sizes) for _ in range(2))
     rough.execution = Execution(rough.device, precision="bf16")
     losses = exact.update(), rough.update()
