@@ -94,6 +94,9 @@ class TerminationConfig:
     local: bool = False
     """The same hidden layers at every place of the grid, then their maximum over the places. [paper: no; ours:
     docs/learning.md]"""
+    predicted: bool = False
+    """Learn from the forward model's predictions of the states as well as from the states: predictions are what
+    planning asks about, and they are blurred. [paper: no; ours: docs/learning.md]"""
     weight: float = 1.0
     """Weight of an absorbing state's squared error in Eq. 3: rare ends else stay below the threshold. [paper: 1]"""
 

@@ -182,8 +182,8 @@ def window_loss(
     hidden: Tensor,
     reward_weight: Tensor,
     reduction: str,
-) -> tuple[Tensor, Tensor]:
-    """Eq. 2 over a window: z (l + 1, B, Z), a and r (l, B), h_0 (B, H) -> the loss and h_l (B, H)."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Eq. 2 over a window: z (l + 1, B, Z), a and r (l, B), h_0 (B, H) -> the loss, h_l (B, H), z^' (l B, Z)."""
     following = latents[1:].flatten(0, 1)
     inputs = torch.cat([latents[:-1], one_hot(actions, forward_model.num_actions, latents)], 2)
     states = scan(forward_model, inputs, hidden)
@@ -192,15 +192,13 @@ def window_loss(
     output = forward_model.output
     prediction = forward_model.predicted(features, output.weight, output.bias)
     loss = forward_loss(prediction, target, reward_weight, reduction)
-    return loss, states[-1].detach()
+    return loss, states[-1].detach(), prediction[:, :-1].detach()
 
 
-def termination_loss(termination: TanhNet, latents: Tensor, terminated: Tensor, weight: float) -> Tensor:
-    """Eq. 3 over a window: z (l + 1, B, Z), of which the first has no predecessor here, and delta (l, B); errors of
-    absorbing states count `weight` times."""
-    estimates = termination(latents[1:].flatten(0, 1), fused_tanh)
-    delta = terminated.flatten()
-    return ((1 + (weight - 1) * delta) * (estimates - delta).square()).mean()
+def termination_loss(termination: TanhNet, following: Tensor, terminated: Tensor, weight: float) -> Tensor:
+    """Eq. 3 for z' (n, Z) and delta (n,): squared errors, of which those of absorbing states count `weight` times."""
+    estimates = termination(following, fused_tanh)
+    return ((1 + (weight - 1) * terminated) * (estimates - terminated).square()).mean()
 
 
 def train_forward(
@@ -216,17 +214,25 @@ def train_forward(
     loss_of, termination_loss_of = execution.compiled(window_loss), execution.compiled(termination_loss)
 
     def step(z: Tensor, actions: Tensor, rewards: Tensor, terminated: Tensor, hidden: Tensor) -> tuple[Tensor, ...]:
-        beside, join = execution.beside()  # the two networks share nothing but the latent states
-        with beside:
-            with execution.autocast():
-                ended = termination_loss_of(termination, z, terminated, config.termination.weight)
-            gradient_step(optimisers["termination"], ended)
+        following, delta, weight = z[1:].flatten(0, 1), terminated.flatten(), config.termination.weight
+        if not config.termination.predicted:
+            beside, join = execution.beside()  # the two networks share nothing but the latent states
+            with beside:
+                with execution.autocast():
+                    ended = termination_loss_of(termination, following, delta, weight)
+                gradient_step(optimisers["termination"], ended)
         with execution.autocast():
-            loss, hidden = loss_of(
+            loss, hidden, prediction = loss_of(
                 forward_model, z, actions, rewards, hidden, models.reward_weight, config.loss_reduction
             )
         gradient_step(optimisers["forward"], loss)
-        join()
+        if config.termination.predicted:
+            both = torch.cat([following, models.bounded(prediction).to(following)])
+            with execution.autocast():
+                ended = termination_loss_of(termination, both, delta.repeat(2), weight)
+            gradient_step(optimisers["termination"], ended)
+        else:
+            join()
         return hidden, loss.detach(), ended.detach()
 
     def state() -> list[Tensor]:

@@ -301,6 +301,10 @@ class Models(nn.Module):
         """Smallest and largest latent state (Z,) for predictions, if they are clamped."""
         return (self.latent_low, self.latent_high) if self.options.clamp else None
 
+    def bounded(self, latents: Tensor) -> Tensor:
+        """Predicted latent states within their bounds, if there are any."""
+        return latents.clamp(self.latent_low, self.latent_high) if self.options.clamp else latents
+
     @property
     def acting_value(self) -> Smallest:
         """The value networks that act: V, or the average of its past that the target network is."""

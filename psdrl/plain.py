@@ -81,10 +81,13 @@ def train_forward(models: Models, optimisers: Optimisers, latents: Latents, samp
                 error = forward_loss(prediction, target, models.reward_weight, config.loss_reduction)
                 loss = loss + error / len(steps)
                 delta = batch.terminated[:, t]
-                error = (
-                    torch.where(delta > 0, config.termination.weight, 1.0) * (termination(following) - delta).square()
-                )
-                termination_loss = termination_loss + error.mean() / len(steps)
+                states = [following]
+                if config.termination.predicted:
+                    states.append(models.bounded(prediction[:, :-1].detach()))
+                for state in states:
+                    squared = (termination(state) - delta).square()
+                    error = (torch.where(delta > 0, config.termination.weight, 1.0) * squared).mean()
+                    termination_loss = termination_loss + error / len(steps) / len(states)
             gradient_step(optimisers["forward"], loss)
             gradient_step(optimisers["termination"], termination_loss)
             losses.append(loss.detach())

@@ -17,7 +17,7 @@ def test_compiled_updates_agree(kind):
     sizes = {"kind": kind, "actions": 3, "replay": {"batch": 4, "length": 8}, "chunk_rows": 1000}
     sizes["forward"] = {"skip": True}  # it adds to what is compiled and leaves nothing out
     if kind == "grid":
-        sizes |= {"forward": LOCAL | {"skip": True}, "termination": {"local": True}}
+        sizes |= {"forward": LOCAL | {"skip": True}, "termination": {"local": True, "predicted": True}}
     eager, compiled = (make("fast", torch.float64, compile=wanted, **sizes) for wanted in (False, True))
     for agent in (eager, compiled):
         first, second = agent.update(), agent.update()

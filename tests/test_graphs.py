@@ -19,7 +19,12 @@ SIZES = {
     "vector": {"kind": "vector", "actions": 2, "replay": {"batch": 3, "length": 9}, "chunk_rows": 1000},
     "small chunks": {"kind": "vector", "actions": 3, "replay": {"batch": 4, "length": 10}, "chunk_rows": 24},
     "skip": {"kind": "vector", "actions": 3, "forward": {"skip": True}, "chunk_rows": 1000},
-    "local": {"kind": "grid", "forward": LOCAL | {"skip": True}, "termination": {"local": True}, "chunk_rows": 1000},
+    "local": {
+        "kind": "grid",
+        "forward": LOCAL | {"skip": True},
+        "termination": {"local": True, "predicted": True},
+        "chunk_rows": 1000,
+    },
 }
 
 

@@ -37,6 +37,7 @@ CASES = {
     "mean-frame": {"actions": 3, "autoencoder": {"mean_frame": True}},
     "sequences-within-their-episodes": {"actions": 3, "chunk_rows": 40, "value": {"start": "episode"}},
     "weighted-ends": {"actions": 3, "termination": {"weight": 7.0}, "replay": {"ends": "even"}},
+    "ends-of-predictions": {"actions": 3, "termination": {"weight": 4.0, "predicted": True}, "latent": {"clamp": True}},
     "averaged-targets": {"actions": 3, "value": {"target_rate": 0.3, "target_every": 3, "iterations": 2}},
     "two-value-networks": {
         "actions": 3,
@@ -53,7 +54,7 @@ CASES = {
     "local-of-an-autoencoder": {
         "autoencoder": {"latent": 0},
         "forward": {**LOCAL, "skip": True},
-        "termination": {"local": True, "weight": 3.0},
+        "termination": {"local": True, "weight": 3.0, "predicted": True},
         "latent": {"standardise": True, "clamp": True},
     },
     "local-released": {"kind": "grid", "forward": LOCAL, "posterior": {"rule": "released"}},

@@ -39,7 +39,11 @@ def test_bf16_planning_targets_are_bounded(skip):
 def test_updates_in_bf16(kind, skip):
     """They run, stay near float32 for a while, and leave parameters, Adam and posterior in their own precision."""
     local = LOCAL if kind == "grid" else {}
-    sizes = SIZES | {"kind": kind, "forward": {"skip": skip, **local}, "termination": {"local": bool(local)}}
+    sizes = SIZES | {
+        "kind": kind,
+        "forward": {"skip": skip, **local},
+        "termination": {"local": bool(local), "predicted": bool(local)},
+    }
     exact, rough = (make("fast", torch.float32, **sizes) for _ in range(2))
     rough.execution = Execution(rough.device, precision="bf16")
     losses = exact.update(), rough.update()
