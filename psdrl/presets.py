@@ -58,11 +58,11 @@ def _cpu(base: Config) -> Config:
     )
 
 
-def _minatar(base: Config) -> Config:
-    """MinAtar: no autoencoder, small networks, sequences no longer than the shortest episodes (6 steps in Breakout): a
-    single longer episode would otherwise be the only one that is sampled; two value networks and a share of random
-    actions in planning, for the best of noisy values is too high and the best action may be a narrow escape. [ours:
-    docs/learning.md; measured: results/minatar-*]"""
+def _small(base: Config) -> Config:
+    """What `minatar`, `control` and `deepsea` share: no autoencoder, small networks, sequences no longer than the
+    shortest episodes (6 steps in MinAtar Breakout): a single longer episode would otherwise be the only one that is
+    sampled; two value networks and a share of random actions in planning, for the best of noisy values is too high and
+    the best action may be a narrow escape. [ours: docs/learning.md; measured: results/minatar-breakout]"""
     return replace(
         base,
         precision="fp32",
@@ -92,12 +92,33 @@ def _minatar(base: Config) -> Config:
     )
 
 
+def _minatar(base: Config) -> Config:
+    """MinAtar: one network for all places of the grid, for what is learned of one must hold for all; no memory, for it
+    would be trained on sequences of 6 steps; ends learned from predictions too and heavier, for those are what planning
+    asks about; faster targets and a shorter horizon, for a draw's promises must be forgotten again. Breakout, whose
+    ball and paddle fill few places, keeps features of the whole state, with which its results were measured. [ours:
+    docs/learning.md; measured: results/minatar-*]"""
+    small = _small(base)
+    if base.env == "minatar/breakout" or not (base.env or "").startswith("minatar/"):
+        return small
+    return replace(
+        small,
+        forward=ForwardConfig(
+            3, 32, 1, "tanh", 4.0, skip=True, local=True, window=3, learning_rate=5e-3, iterations=30, reward_weight=0
+        ),
+        termination=TerminationConfig(3, 16, learning_rate=3e-3, local=True, predicted=True, weight=10.0),
+        value=replace(small.value, iterations=12, target_rate=0.6, networks=1, random_share=0.1, discount=0.95),
+        posterior=replace(small.posterior, prior_latent=0.01, prior_reward=0.1),
+        steps=15_000,
+    )
+
+
 def _control(base: Config) -> Config:
     """Control problems with a few real observations: standardised, and among the features, for their changes nearly add
     up; hardly any memory (one recurrent unit), for sequences of 8 steps train V at other hidden states than long
     episodes reach; ends weigh more, for a pole that stands for 200 steps shows one end in 200. [ours: docs/learning.md;
     measured: results/CartPole-v1]"""
-    small = _minatar(base)
+    small = _small(base)
     return replace(
         small,
         latent=LatentConfig(standardise=True, clamp=True),
@@ -118,7 +139,7 @@ def _deepsea(base: Config) -> Config:
     size = deepsea_size(base.env) or 10
     noise = 0.1 / size**2
     return replace(
-        _minatar(base),
+        _small(base),
         autoencoder=AutoencoderConfig((16, 32), (4, 4), (4, 2), (4, 4), latent=64, learning_rate=2e-3, iterations=1),
         latent=LatentConfig(),
         forward=ForwardConfig(

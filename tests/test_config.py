@@ -133,6 +133,16 @@ def test_every_preset_is_valid_and_survives_json(preset: str) -> None:
     assert moved.to_dict() != config.to_dict()
 
 
+def test_minatar_looks_at_places_except_in_breakout() -> None:
+    asterix, breakout, other = (
+        psdrl.configure(env=env, preset="minatar") for env in ("minatar/asterix", "minatar/breakout", "CartPole-v1")
+    )
+    assert asterix.forward.local
+    assert asterix.termination.local
+    assert not breakout.forward.local
+    assert replace(breakout, env="CartPole-v1") == other, "what has no grid of places"
+
+
 def test_unknown_settings_are_refused() -> None:
     stored = psdrl.configure(env="deepsea-7").to_dict()
     with pytest.raises(UserError, match="nonsense"):
