@@ -1,9 +1,10 @@
 """What has the agent learned? `python -m bench.probe --env CartPole-v1 --steps 10000` trains, then asks its models.
 
-Flags are those of psdrl.train. On all stored transitions: which ends the termination model recognises (estimate at
-the threshold or above), what reward the sampled model predicts where there was one and where there was none, how far
-the value network is from the discounted return that followed, and how far apart it holds the actions. In episodes that
-were cut by a time limit the return lacks what would have come, so V may lie above it there.
+Flags are those of psdrl.train. On all stored transitions: which ends the termination model recognises (estimate at the
+threshold or above) in the states and in the sampled model's predictions of them, what reward the sampled model
+predicts where there was one and where there was none, how far the value network is from the discounted return that
+followed, and how far apart it holds the actions. In episodes that were cut by a time limit the return lacks what would
+have come, so V may lie above it there.
 """
 
 import sys
@@ -29,6 +30,8 @@ class Probe(NamedTuple):
     ends: int
     ends_found: float  # share of the ends that are recognised
     false_ends: float  # share of the other states that are taken for an end
+    ends_foreseen: float  # the same of the states that the sampled model predicts, which is what planning asks about
+    false_foreseen: float
     reward_there: float  # predicted, where the reward was not zero
     reward_was: float
     reward_elsewhere: float  # mean absolute prediction where it was zero
@@ -60,24 +63,27 @@ def probe(agent: Agent) -> Probe:
         z, h = latents[slots], hidden[slots]
         ahead = predict(model, models.termination, z, h, threshold, models.bounds)
         returns = ahead.returns(models.acting_value, config.value.discount)
-        taken = ahead.rewards[torch.arange(episode.length), replay.actions[slots]]
+        did = (torch.arange(episode.length), replay.actions[slots])
         parts.append(
             (
                 models.termination(latents[(slots + 1) % replay.num_slots]) >= threshold,
+                ahead.omega[did] >= threshold,
                 replay.terminated[slots] > 0,
-                taken,
+                ahead.rewards[did],
                 replay.rewards[slots],
                 models.acting_value(torch.cat([z, h], 1)),
                 returns_after(replay.rewards[slots], config.value.discount),
                 returns.amax(1) - returns.amin(1),
             )
         )
-    found, ended, taken, reward, value, following, gap = (torch.cat(p) for p in zip(*parts, strict=True))
+    found, foreseen, ended, taken, reward, value, following, gap = (torch.cat(p) for p in zip(*parts, strict=True))
     paid = reward != 0
     return Probe(
         ends=int(ended.sum()),
         ends_found=float(found[ended].float().mean()),
         false_ends=float(found[~ended].float().mean()),
+        ends_foreseen=float(foreseen[ended].float().mean()),
+        false_foreseen=float(foreseen[~ended].float().mean()),
         reward_there=float(taken[paid].mean()),
         reward_was=float(reward[paid].mean()),
         reward_elsewhere=float(taken[~paid].abs().mean()),
