@@ -31,6 +31,9 @@ LABELS = {
     "no-random-share": "no share of random actions",
     "no-skip": "tanh features only",
     "sticky": "sticky actions, difficulty ramping",
+    "whole-state": "features of the whole state",
+    "ends-of-states": "ends learned from states only",
+    "two-networks": "two value networks",
 }
 Runs = dict[str, dict[str, list[dict[str, Any]]]]
 

@@ -49,6 +49,9 @@ VARIANTS: dict[str, list[str]] = {
     "target-copy": ["--value.target-rate", "1"],
     "one-network": ["--value.networks", "1"],
     "no-skip": ["--forward.no-skip"],
+    "whole-state": [*("--forward.no-local", "--termination.no-local", "--forward.units", "256", "--forward.gain", "2")],
+    "ends-of-states": ["--termination.no-predicted"],
+    "two-networks": ["--value.networks", "2"],
     "no-random-share": ["--value.random-share", "0"],
     "random": [  # no update ever
         *("--policy.epsilon", "1", "--policy.update-every", "1000000", "--policy.update-every-early", "1000000"),
@@ -175,6 +178,7 @@ def start(case: Case) -> None:
 
 LADDER = (
     [Case("deepsea-20", "default", 0), Case("Freeway", "default", 0, ("--steps", "30000"))]
+    + [Case("minatar/space_invaders", "default", 0)]
     + [
         Case(env, "default", seed)
         for env in ("deepsea-10", "deepsea-14", "deepsea-10-image", "CartPole-v1", "minatar/breakout")

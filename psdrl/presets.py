@@ -93,11 +93,11 @@ def _small(base: Config) -> Config:
 
 
 def _minatar(base: Config) -> Config:
-    """MinAtar: one network for all places of the grid, for what is learned of one must hold for all; no memory, for it
-    would be trained on sequences of 6 steps; ends learned from predictions too and heavier, for those are what planning
-    asks about; faster targets and a shorter horizon, for a draw's promises must be forgotten again. Breakout, whose
-    ball and paddle fill few places, keeps features of the whole state, with which its results were measured. [ours:
-    docs/learning.md; measured: results/minatar-*]"""
+    """MinAtar: one network for all places of the grid, for what is learned of one must hold for all; ends learned from
+    predictions too, and heavier, for those are what planning asks about; small prior variances, faster targets and a
+    shorter horizon, for what an untried action promised must be forgotten again; one value network, for the smaller of
+    two falls below 0 where rewards are rare. Breakout, whose ball and paddle fill few places, keeps features of the
+    whole state, with which its results were measured. [ours: docs/learning.md; measured: results/minatar-*]"""
     small = _small(base)
     if base.env == "minatar/breakout" or not (base.env or "").startswith("minatar/"):
         return small
