@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from psdrl import configure, learning, plain
 from psdrl.autoencoder import FEW_FRAMES, Autoencoder
 from psdrl.kernels.convolution import GemmConv2d, GemmConvTranspose2d, from_tiles, tiles, to_tiles
-from psdrl.models import TanhNet
+from psdrl.models import TanhNet, plain_tanh
 from psdrl.planning import value_gradient
 from tests.helpers import small_config, small_models, vector_spec
 
@@ -107,7 +107,18 @@ def test_few_frames_are_encoded_as_many(count, latent):
 
 def test_linear_tanh_gradient():
     x, weight, bias = (torch.randn(*shape, dtype=torch.float64).requires_grad_() for shape in ((5, 3), (4, 3), (4,)))
-    assert torch.autograd.gradcheck(learning.LinearTanh.apply, (x, weight, bias))
+    assert torch.autograd.gradcheck(learning.fused_tanh, (x, weight, bias))
+
+
+def test_linear_tanh_gradient_with_states_and_columns():
+    """6 rows: 2 states, 3 columns of each."""
+    shapes = ((6, 3), (4, 3), (2, 4), (3, 4))
+    x, weight, state, columns = (torch.randn(*shape, dtype=torch.float64).requires_grad_() for shape in shapes)
+    wanted = torch.tanh((x @ weight.T).view(2, 3, 4) + state[:, None] + columns).flatten(0, 1)
+    torch.testing.assert_close(learning.fused_tanh(x, weight, None, state, columns), wanted)
+    torch.testing.assert_close(plain_tanh(x, weight, None, state, columns), wanted)
+    inputs = (x, weight, state, columns)
+    assert torch.autograd.gradcheck(lambda x, w, s, c: learning.fused_tanh(x, w, None, s, c), inputs)
 
 
 def test_the_papers_autoencoder():
