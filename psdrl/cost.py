@@ -18,7 +18,7 @@ from psdrl.errors import UserError
 from psdrl.limits import check
 from psdrl.presets import preset
 from psdrl.rates import COMPILED, GPUS, KERNELS, REACHED, Device, data_sheet, measure_here
-from psdrl.sizes import Sizes, cells
+from psdrl.sizes import Sizes, cells, grid_bytes
 
 
 class Work(NamedTuple):
@@ -194,17 +194,9 @@ def memory(config: Config, spec: EnvSpec) -> dict[str, float]:
         "networks": 4 * 4 * sum(s.parameters.values()) + 4 * s.parameters["value"],
         "posterior": 8 * (4 * k**2 + 3 * k * outputs),
         "activations": 4 * 6 * min(config.chunk_rows, r.batch * r.length * s.actions) * widest
-        + 6 * _grids(config, s)
+        + 6 * grid_bytes(config, s)
         + 4 * 3 * r.batch * r.length * (s.latent + s.hidden),
     }
-
-
-def _grids(config: Config, s: Sizes) -> float:
-    """Bytes of the widest layer of networks that look at places, if there are any: a chunk is of places then, but a
-    time step of a batch with all actions and a window of training are never cut."""
-    batch = config.replay.batch
-    uncut = batch * max(s.actions, config.forward.window)
-    return 4 * s.grid * max(uncut, config.chunk_rows // s.forward_model.places)
 
 
 def largest_tensor(config: Config, spec: EnvSpec) -> float:
@@ -214,7 +206,7 @@ def largest_tensor(config: Config, spec: EnvSpec) -> float:
     k = s.forward_model.features
     chunk = 4 * config.chunk_rows * max(3 * s.hidden + k, 2 * (s.latent + 1), 2 * k)
     batch = 4 * r.batch * (r.length + 1) * max(s.latent + max(s.hidden, s.actions), 3 * s.hidden)
-    return max(chunk, _grids(config, s), batch, 4 * r.capacity * 9 / 8 * s.latent, 8 * k * max(k, s.latent + 1))
+    return max(chunk, grid_bytes(config, s), batch, 4 * r.capacity * 9 / 8 * s.latent, 8 * k * max(k, s.latent + 1))
 
 
 def update_steps(config: Config) -> Iterator[int]:

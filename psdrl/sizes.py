@@ -151,3 +151,11 @@ def cells(config: Config, spec: EnvSpec) -> tuple[int, int]:
         size = (size - 1) * stride + kernel
         decoder += outputs * size * size
     return encoder, decoder + spec.shape[0] * spec.shape[1] * spec.shape[2]  # the last makes the picture
+
+
+def grid_bytes(config: Config, s: Sizes) -> float:
+    """Bytes of the widest layer of networks that look at places, if there are any: a chunk is of places then, but a
+    time step of a batch with all actions and a window of training are never cut."""
+    batch = config.replay.batch
+    uncut = batch * max(s.actions, config.forward.window)
+    return 4 * s.grid * max(uncut, config.chunk_rows // s.forward_model.places)
