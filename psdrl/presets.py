@@ -96,10 +96,10 @@ def _minatar(base: Config) -> Config:
     """MinAtar: one network for all places of the grid, for what is learned of one must hold for all; ends learned from
     predictions too, and heavier, for those are what planning asks about; small prior variances, faster targets and a
     shorter horizon, for what an untried action promised must be forgotten again; one value network, for the smaller of
-    two falls below 0 where rewards are rare. Breakout, whose ball and paddle fill few places, keeps features of the
-    whole state, with which its results were measured. [ours: docs/learning.md; measured: results/minatar-*]"""
+    two falls below 0 where rewards are rare. Breakout and Freeway keep features of the whole state, with which their
+    results were measured. [ours: docs/learning.md; measured: results/minatar-*]"""
     small = _small(base)
-    if base.env == "minatar/breakout" or not (base.env or "").startswith("minatar/"):
+    if base.env not in ("minatar/asterix", "minatar/seaquest", "minatar/space_invaders"):
         return small
     return replace(
         small,

@@ -133,14 +133,12 @@ def test_every_preset_is_valid_and_survives_json(preset: str) -> None:
     assert moved.to_dict() != config.to_dict()
 
 
-def test_minatar_looks_at_places_except_in_breakout() -> None:
-    asterix, breakout, other = (
-        psdrl.configure(env=env, preset="minatar") for env in ("minatar/asterix", "minatar/breakout", "CartPole-v1")
-    )
-    assert asterix.forward.local
-    assert asterix.termination.local
-    assert not breakout.forward.local
-    assert replace(breakout, env="CartPole-v1") == other, "what has no grid of places"
+@pytest.mark.parametrize(
+    ("env", "local"), [("minatar/asterix", True), ("minatar/breakout", False), ("CartPole-v1", False)]
+)
+def test_minatar_looks_at_places_where_that_was_measured(env: str, local: bool) -> None:
+    config = psdrl.configure(env=env, preset="minatar")
+    assert (config.forward.local, config.termination.local, config.termination.predicted) == (local, local, local)
 
 
 def test_unknown_settings_are_refused() -> None:
