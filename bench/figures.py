@@ -127,7 +127,7 @@ def command(variants: dict[str, list[dict[str, Any]]]) -> str:
 
 def curves(env: str, variants: dict[str, list[dict[str, Any]]], path: Path) -> None:
     """Learning curves: mean over seeds, the range of seeds shaded."""
-    figure, axes = plt.subplots(figsize=(7, 4.8))
+    figure, axes = plt.subplots(figsize=(9.5, 4.8))
     seeds = set()
     for variant, found in variants.items():
         if variant not in LABELS:
@@ -140,8 +140,8 @@ def curves(env: str, variants: dict[str, list[dict[str, Any]]], path: Path) -> N
         axes.plot(grid, lines.mean(0), color=colour(variant), label=f"{LABELS[variant]} (seeds: {len(found)})")
         axes.fill_between(grid, lines.min(0), lines.max(0), color=colour(variant), alpha=0.15, lw=0)
     axes.set(xlabel="environment steps", ylabel=f"return, mean of the last {recent(env)} episodes", title=env)
-    axes.legend(fontsize=8)
-    figure.subplots_adjust(bottom=0.2)
+    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1), frameon=False)  # beside what it names
+    figure.subplots_adjust(left=0.08, right=0.68, bottom=0.2)
     ended = "\nSolved DeepSea runs end there and go on flat." if deepsea_size(env) else ""
     caption(
         figure,
