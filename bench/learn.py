@@ -41,6 +41,7 @@ VARIANTS: dict[str, list[str]] = {
     "fixed-noise": ["--posterior.no-noise-from-data"],
     "reward-weight-1": ["--forward.reward-weight", "1"],
     "no-standardise": ["--latent.no-standardise"],
+    "no-mean-frame": ["--autoencoder.no-mean-frame"],
     "length-20": ["--replay.length", "20"],
     "capacity-20k": ["--replay.capacity", "20000"],
     "ends-rare": ["--replay.ends", "rare"],
@@ -51,6 +52,7 @@ VARIANTS: dict[str, list[str]] = {
     "no-skip": ["--forward.no-skip"],
     "whole-state": [*("--forward.no-local", "--termination.no-local", "--forward.units", "256", "--forward.gain", "2")],
     "ends-of-states": ["--termination.no-predicted"],
+    "ends-weight-1": ["--termination.weight", "1"],
     "two-networks": ["--value.networks", "2"],
     "no-random-share": ["--value.random-share", "0"],
     "random": [  # no update ever

@@ -207,6 +207,9 @@ class MinAtarConfig:
 
     sticky: float = 0.0
     """Probability of repeating the last action. [ours: deterministic, as the paper assumes; MinAtar publishes 0.1]"""
+    stack: int = 1
+    """Frames in an observation, this one and the last ones: games have timers that no single frame shows, such as when
+    a player may move again. [ours: docs/learning.md; MinAtar publishes 1]"""
     ramping: bool = False
     """Difficulty ramping. [ours: off; MinAtar publishes on]"""
     max_steps: int = 5000

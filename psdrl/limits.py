@@ -16,6 +16,7 @@ _MINIMA = {
     "checkpoint_every": 0,
     "atari.max_steps": 1,
     "minatar.max_steps": 1,
+    "minatar.stack": 1,
     "autoencoder.latent": 0,
     "autoencoder.iterations": 0,
     "forward.layers": 2,

@@ -106,13 +106,16 @@ class LocalForwardModel(ForwardModel):
     """The same for a grid of places (`--forward.local`): one feature network and one output layer for all of them.
 
     A place's features see h', its neighbourhood and the action; its part of z' is linear in them, with the same rows
-    w_1 ... w_C everywhere. The reward is linear in each feature's maximum over the places."""
+    w_1 ... w_C everywhere. The reward is linear in each feature's maximum over the places. Each action has a gate: a
+    factor on what the units of the first layer see, so that what an action does to what is there is to be seen before
+    any training (docs/learning.md: MinAtar Freeway)."""
 
     def __init__(self, places: Places, num_actions: int, config: ForwardConfig) -> None:
         size = places.count * places.channels
         super().__init__(size, num_actions, config, seen=places.seen, own=places.channels)
         self.places: Places = places
         self.place_bias = nn.Parameter(torch.zeros(places.count, config.units))  # walls and edges
+        self.gates = nn.Parameter(torch.randn(num_actions, config.units))
 
     def parts(self, weight: Tensor) -> tuple[Tensor, ...]:
         """Columns of the first feature layer for h', the neighbourhood and the action."""
@@ -124,8 +127,11 @@ class LocalForwardModel(ForwardModel):
         first, *layers = self.linear_layers()
         of_hidden, of_seen, of_action = self.parts(first.weight)
         state = F.linear(hidden, of_hidden, first.bias) + F.linear(actions, of_action)
+        latents = latents.detach()  # data; x asks for gradients because of h', which here would be wasted
         of_seen = of_seen.contiguous()  # oneDNN takes 100 times as long with a part of wider rows
-        phi = tanh_layer(self.places.neighbourhoods(latents), of_seen, None, state, self.place_bias)
+        seen = F.linear(self.places.neighbourhoods(latents), of_seen).view(len(x), self.places.count, -1)
+        gated = torch.addcmul(state[:, None] + self.place_bias, seen, F.linear(actions, self.gates.T)[:, None])
+        phi = torch.tanh(gated).flatten(0, 1)
         for layer in layers:
             phi = tanh_layer(phi, layer.weight, layer.bias)
         phi = phi.view(len(x), self.places.count, -1)
@@ -282,9 +288,12 @@ class Models(nn.Module):
     def refresh(self, latents: Tensor, rewards: Tensor) -> None:
         """Take scales and ranges from the replay buffer: latents (n, Z) as encoded, rewards (N,) as stored."""
         if self.options.standardise:
-            self.latent_mean.copy_(latents.mean(0))
-            deviation = latents.std(0, correction=0)
-            self.latent_scale.copy_(1 / deviation.clamp(min=LEAST_DEVIATION * deviation.max()))
+            places = self.forward_model.places
+            alike = latents if places is None else places.own(latents).flatten(0, 1)  # one scale for all places
+            mean, deviation = alike.mean(0), alike.std(0, correction=0)
+            scale = 1 / deviation.clamp(min=LEAST_DEVIATION * deviation.max())
+            for buffer, numbers in ((self.latent_mean, mean), (self.latent_scale, scale)):
+                buffer.copy_(numbers if places is None else places.flat(numbers.expand(1, places.count, -1))[0])
         if self.options.clamp:
             self.latent_low.copy_(self.scaled(latents.amin(0)))
             self.latent_high.copy_(self.scaled(latents.amax(0)))

@@ -145,7 +145,7 @@ def _deepsea(base: Config) -> Config:
         forward=ForwardConfig(
             3, max(256, 64 * round(size**2 / 50)), 16, "tanh", gain=size / 2, learning_rate=1e-3, iterations=3
         ),
-        value=ValueConfig(3, 128, learning_rate=1e-3, iterations=size, target_every=1),
+        value=ValueConfig(3, 128, learning_rate=1e-3, iterations=size, target_every=1, start="episode"),
         posterior=PosteriorConfig(prior_latent=1.0, prior_reward=1e3, noise_latent=noise, noise_reward=noise),
         replay=ReplayConfig(capacity=1000 * size, batch=64, length=size),
         policy=PolicyConfig(update_every=size, update_every_early=size),

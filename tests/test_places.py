@@ -73,7 +73,8 @@ def test_forward_model_is_a_convolution_with_a_maximum(places, skip):
     first, second = model.linear_layers()
     of_hidden, of_seen, of_action = model.parts(first.weight)
     state = following @ of_hidden.T + onehot @ of_action.T + first.bias
-    x = torch.tanh(convolved(places, z, of_seen) + state[:, None] + model.place_bias)
+    gates = model.gates[actions]  # a factor per unit for what it sees
+    x = torch.tanh(convolved(places, z, of_seen) * gates[:, None] + state[:, None] + model.place_bias)
     x = torch.tanh(x @ second.weight.T + second.bias)
     if skip:
         own = image(places, z).flatten(2).transpose(1, 2)

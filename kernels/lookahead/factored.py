@@ -6,6 +6,7 @@ sampled output layer is folded into it once per sample: W~ (W4 u + b4) = (W~ W4)
 Per state-action row at the paper's sizes: 15.8M multiply-adds instead of 29.7M for the forward model.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -112,11 +113,9 @@ class Predictions(NamedTuple):
     omega: Tensor  # (n, A) termination estimates
     threshold: float  # omega below it: alive
 
-    def rows(self, start: int, stop: int) -> "Predictions":
+    def at(self, rows: slice | Tensor) -> "Predictions":
         """The predictions of some of the states."""
-        return Predictions(
-            self.latents_hidden[start:stop], self.rewards[start:stop], self.omega[start:stop], self.threshold
-        )
+        return Predictions(self.latents_hidden[rows], self.rewards[rows], self.omega[rows], self.threshold)
 
     def values(self, value: Smallest) -> Tensor:
         """V(z^, h') (n, A)."""
@@ -140,6 +139,12 @@ class Predictions(NamedTuple):
     def action(self, value: Smallest, discount: float, lots: Tensor) -> Tensor:
         """The best action (n,), for acting; `lots` (n, A) break ties, see `psdrl.kernels.greedy`."""
         return greedy_action(self.rewards, self.omega, self.values(value), discount, self.threshold, lots)
+
+
+def joined(parts: Iterable[Predictions]) -> Predictions:
+    """Predictions of several lots of states as one."""
+    latents_hidden, rewards, omega, thresholds = zip(*parts, strict=True)
+    return Predictions(torch.cat(latents_hidden), torch.cat(rewards), torch.cat(omega), thresholds[0])
 
 
 def predicted(model: Folded, latents: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:

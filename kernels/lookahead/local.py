@@ -1,7 +1,7 @@
 """The fast lookahead for a grid of places (`--forward.local`), up to the prediction.
 
 What a place sees of z is computed once per state; h' and the action add one vector per state and action, the same at
-all places. The grid itself is P times as many rows of a small network.
+all places, and the action's gates multiply what is seen. The grid itself is P times as many rows of a small network.
 """
 
 from typing import NamedTuple
@@ -28,6 +28,7 @@ class LocalFolded(NamedTuple):
     place_bias: Tensor  # (P, U)
     first: Tensor  # (U, H) first layer, from h'
     first_columns: Tensor  # (A, U)
+    gates: Tensor  # (A, U) factors on what is seen
     hidden: list[tuple[Tensor, Tensor]]  # further layers: weight (U, U), bias (U,)
     output: Tensor  # (C + 1, U) W~ on the tanh features
     bias: Tensor  # (C + 1,)
@@ -57,6 +58,7 @@ def fold(forward_model: LocalForwardModel, sample: SampledModel) -> LocalFolded:
         place_bias=forward_model.place_bias + first.bias,
         first=of_hidden.contiguous(),
         first_columns=of_action.T.contiguous(),
+        gates=forward_model.gates.detach(),
         hidden=[(layer.weight.detach(), layer.bias.detach()) for layer in hidden],
         output=output.contiguous(),
         bias=sample.bias,
@@ -72,9 +74,9 @@ def predicted(model: LocalFolded, latents: Tensor, hidden: Tensor) -> tuple[Tens
     state = linear(latents, model.gru, model.gru_bias)
     recurrent = linear(hidden, model.recurrent, model.recurrent_bias)
     rows = gru_actions(state, recurrent, model.gru_columns, hidden).flatten(0, 1)
-    seen = linear(places.neighbourhoods(latents), model.seen).view(count, 1, places.count, units) + model.place_bias
+    seen = linear(places.neighbourhoods(latents), model.seen).view(count, 1, places.count, units)
     action = linear(rows, model.first).view(count, num_actions, 1, units) + model.first_columns[:, None]
-    x = (seen + action).tanh_().view(-1, units)
+    x = torch.addcmul(action + model.place_bias, seen, model.gates[:, None]).tanh_().view(-1, units)
     for weight, bias in model.hidden:
         x = linear_tanh(x, weight, bias)
     most = maximum(x.view(count * num_actions, places.count, units))

@@ -58,7 +58,7 @@ def _make_group(config: Config, seeds: list[int], render: bool) -> VectorEnv:
         protocol = config.minatar
 
         def make() -> gymnasium.Env[Any, Any]:
-            env = MinAtar(game, protocol.sticky, protocol.ramping, mode)
+            env = MinAtar(game, protocol.sticky, protocol.ramping, protocol.stack, mode)
             return gymnasium.wrappers.TimeLimit(env, protocol.max_steps)
     else:
         make = partial(_make_registered, name, mode)

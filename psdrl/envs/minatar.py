@@ -1,5 +1,6 @@
 """MinAtar games as gymnasium environments: 10 x 10 binary planes, flattened; minimal actions."""
 
+from collections import deque
 from typing import Any
 
 import gymnasium
@@ -10,18 +11,24 @@ GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 
 
 class MinAtar(gymnasium.Env[NDArray, np.int64]):
-    """One MinAtar game, with or without sticky actions and difficulty ramping."""
+    """One MinAtar game, with or without sticky actions and difficulty ramping.
+
+    An observation holds the last `stack` frames, newest first, side by side in each cell; zeros before the first."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
 
-    def __init__(self, game: str, sticky: float = 0.0, ramping: bool = False, render_mode: str | None = None) -> None:
+    def __init__(
+        self, game: str, sticky: float = 0.0, ramping: bool = False, stack: int = 1, render_mode: str | None = None
+    ) -> None:
         from minatar import Environment  # imports matplotlib: 1.5 s, only for those who play MinAtar
 
         self.render_mode = render_mode
         self._game = Environment(game, sticky_action_prob=sticky, difficulty_ramping=ramping)
         self._actions = self._game.minimal_action_set()
         self.action_space = gymnasium.spaces.Discrete(len(self._actions))
-        self.grid = tuple(self._game.state_shape())
+        height, width, planes = self._game.state_shape()
+        self.grid = (height, width, planes * stack)
+        self._frames = deque([np.zeros((height, width, planes), np.uint8)] * stack, stack)
         self.observation_space = gymnasium.spaces.Box(0, 1, (int(np.prod(self.grid)),), np.uint8)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[NDArray, dict]:
@@ -30,6 +37,7 @@ class MinAtar(gymnasium.Env[NDArray, np.int64]):
             self._game.seed(seed)
         self._game.reset()
         self._game.last_action = 0  # the library carries the sticky action over into the next episode
+        self._frames.extend([np.zeros_like(self._frames[0])] * len(self._frames))
         return self._observation(), {}
 
     def step(self, action: np.int64) -> tuple[NDArray, float, bool, bool, dict]:
@@ -37,7 +45,8 @@ class MinAtar(gymnasium.Env[NDArray, np.int64]):
         return self._observation(), float(reward), bool(terminated), False, {}
 
     def _observation(self) -> NDArray[np.uint8]:
-        return self._game.state().astype(np.uint8).reshape(-1)
+        self._frames.appendleft(self._game.state().astype(np.uint8))
+        return np.concatenate(self._frames, 2).reshape(-1)
 
     def render(self) -> NDArray[np.uint8]:
         planes = self._game.state()
