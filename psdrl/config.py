@@ -76,7 +76,8 @@ class ForwardConfig:
     iterations: int = 3
     """Training iterations per update, of ceil(L/l) gradient steps each; the termination model shares them. [paper]"""
     reward_weight: float = 1.0
-    """Weight of the reward's squared error in Eq. 2; 0: 3 / var(reward) of the buffer, within [1, 1000]. [paper: 1]"""
+    """Weight of the reward's squared error in Eq. 2; 0: 3 / var(reward) of the buffer, within [1, 1000], or, with P
+    places, P / var(reward), within [1, 1000 P]: as much as a plane of standardised numbers. [paper: 1]"""
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,9 @@ class ValueConfig:
     from which a slip is fatal are worth less. [paper: 0; ours: docs/learning.md]"""
     discount: float = 0.99
     """Discount factor gamma. [paper]"""
+    sweep: Literal["forward", "backward"] = "forward"
+    """Order of a sweep's gradient steps through the sequences: with time [paper, released], or against it: V's changes
+    then reach the states before them in the same sweep. [ours: docs/learning.md]"""
     start: Literal["zero", "episode"] = "zero"
     """Hidden state at the start of a sequence in planning: zero [paper], or what its episode up to there leads to, as
     in acting; sequences of L steps from zero never see the hidden states of long episodes."""

@@ -4,11 +4,13 @@ Counts floating-point operations, bytes and kernel launches of each phase of the
 can do. `here` measures this machine; the figures of devices nobody measured are predictions from their data sheets.
 """
 
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -16,6 +18,7 @@ from psdrl.config import Config, Precision, Preset
 from psdrl.envs.vector import EnvSpec
 from psdrl.errors import UserError
 from psdrl.limits import check
+from psdrl.planning import TABLE_BYTES
 from psdrl.presets import preset
 from psdrl.rates import COMPILED, GPUS, KERNELS, REACHED, Device, data_sheet, measure_here
 from psdrl.sizes import Sizes, cells, grid_bytes
@@ -142,19 +145,35 @@ def update_work(config: Config, spec: EnvSpec, transitions: int) -> dict[str, Ph
     )  # fmt: skip
     work["forward"] = Phase((Loop(parts, windows, captured=True),))
     work["posterior"] = _posterior_work(s, transitions) if config.rule != "none" else Phase()
-    steps = config.value.iterations * r.length * (4 if config.algo == "fresh-value" else 1)
+    steps = value_steps(config)
+    depth, drawn = config.value.networks * config.value.layers, r.batch * steps
+    new = 1.0  # part of the drawn states that were not drawn before in the update
+    if config.value.start == "episode":
+        new = transitions / drawn * -math.expm1(-drawn / transitions) if transitions else 0.0
     scan = Work(flops=2 * r.batch * s.gru, launches=kernels["gru_scan"])
-    predictions = kernels["predict"] * s.actions * r.batch / min(config.chunk_rows, rows * s.actions)
-    depth = config.value.networks * config.value.layers
+    predictions = kernels["predict"] * new * s.actions * r.batch / min(config.chunk_rows, rows * s.actions)
     targets = 4 * depth / config.value.target_every
-    ahead = Work(
-        flops=2 * r.batch * (s.state + s.actions * (s.forward_model.action + s.termination + s.value)),
-        launches=predictions + targets,
-    )
+    predicted = s.state + s.actions * (s.forward_model.action + s.termination)
+    ahead = Work(flops=2 * r.batch * (new * predicted + s.actions * s.value), launches=predictions + targets)
     parts = _gradient(r.batch, s.value, p["value"], layer * depth + step)
     copy = Work(bytes=2 * 4 * p["value"] / config.value.target_every)
     work["value"] = Phase((Loop((scan,), steps), Loop((ahead, *parts, copy), steps, captured=True)))
     return work
+
+
+def value_steps(config: Config) -> int:
+    """Gradient steps of the value network in one update."""
+    return config.value.iterations * config.replay.length * (4 if config.algo == "fresh-value" else 1)
+
+
+def foreseen_bytes(config: Config, s: Sizes) -> float:
+    """Bytes of the predictions that planning keeps for several batches, or for one; float32."""
+    if config.value.start == "zero":
+        return 0.0
+    state = 4 * s.actions * (s.latent + s.hidden)
+    batch = config.replay.batch * config.replay.length
+    states = min(config.replay.batch * value_steps(config), config.replay.capacity)
+    return min(states * state, max(TABLE_BYTES, min(batch, states) * state))
 
 
 def _posterior_work(s: Sizes, transitions: int) -> Phase:
@@ -196,17 +215,19 @@ def memory(config: Config, spec: EnvSpec) -> dict[str, float]:
         "activations": 4 * 6 * min(config.chunk_rows, r.batch * r.length * s.actions) * widest
         + 6 * grid_bytes(config, s)
         + 4 * 3 * r.batch * r.length * (s.latent + s.hidden),
+        "predictions": foreseen_bytes(config, s),
     }
 
 
 def largest_tensor(config: Config, spec: EnvSpec) -> float:
     """Bytes of the largest tensor an update may make, float32: a chunk at its widest (posterior chunks are float64),
-    a batch of B * L states, the table of latent states, or the Gram matrix."""
+    a batch of B * L states, the tables of latent states and of predictions, or the Gram matrix."""
     s, r = Sizes.of(config, spec), config.replay
     k = s.forward_model.features
     chunk = 4 * config.chunk_rows * max(3 * s.hidden + k, 2 * (s.latent + 1), 2 * k)
     batch = 4 * r.batch * (r.length + 1) * max(s.latent + max(s.hidden, s.actions), 3 * s.hidden)
-    return max(chunk, grid_bytes(config, s), batch, 4 * r.capacity * 9 / 8 * s.latent, 8 * k * max(k, s.latent + 1))
+    tables = max(4 * r.capacity * 9 / 8 * s.latent, foreseen_bytes(config, s))
+    return max(chunk, grid_bytes(config, s), batch, tables, 8 * k * max(k, s.latent + 1))
 
 
 def update_steps(config: Config) -> Iterator[int]:
@@ -249,13 +270,13 @@ def interaction(config: Config, spec: EnvSpec, device: Device) -> tuple[float, f
 def forecast(config: Config, spec: EnvSpec, device: Device, episode: int = 2000) -> Forecast:
     """The whole run; evaluation episodes are taken to last `episode` steps."""
     seconds: dict[str, float] = {}
-    # Work grows in proportion to the buffer: two points give every update.
+    # Work grows nearly in proportion to the buffer: a few points give every update.
     capacity = config.replay.capacity
-    empty, full = update_work(config, spec, 0), update_work(config, spec, capacity)
-    fills = [min(step, capacity) / capacity for step in update_steps(config)]
-    for name in full:
-        a, b = empty[name].seconds(device), full[name].seconds(device)
-        seconds[name] = sum(a + (b - a) * fill for fill in fills)
+    fills = np.minimum([*update_steps(config)], capacity)
+    points = np.linspace(0, fills.max(initial=1), 17)
+    works = [update_work(config, spec, int(point)) for point in points]
+    for name in works[0]:
+        seconds[name] = float(np.interp(fills, points, [work[name].seconds(device) for work in works]).sum())
     acting, waiting = interaction(config, spec, device)
     rounds = config.steps / config.num_envs
     seconds |= {"acting": acting * rounds, "environment": waiting * rounds}

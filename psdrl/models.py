@@ -298,7 +298,8 @@ class Models(nn.Module):
             self.latent_low.copy_(self.scaled(latents.amin(0)))
             self.latent_high.copy_(self.scaled(latents.amax(0)))
         if self.automatic_weight:
-            self.reward_weight.copy_((3 / rewards.double().var(correction=0)).clamp(1, 1000))
+            rows, variance = self.forward_model.rows_per_state, rewards.double().var(correction=0)
+            self.reward_weight.copy_(((rows if rows > 1 else 3) / variance).clamp(1, 1000 * rows))
 
     @property
     def needs_refresh(self) -> bool:

@@ -7,9 +7,9 @@ from torch.nn import functional as F
 
 
 def maximum(x: Tensor) -> Tensor:
-    """The largest of all places: (n, P, U) -> (n, U). A reduction over the middle takes three times as long (CPU, 192 x
-    100 x 24: 1.28 ms instead of 0.40)."""
-    return x.transpose(1, 2).contiguous().max(2).values
+    """The largest of all places: (n, P, U) -> (n, U). Its gradient is shared by places that are equally large, and amax
+    is 12 times as fast as max, which looks for indices (CPU, 192 x 100 x 32: 0.07 ms instead of 0.87)."""
+    return x.amax(1)
 
 
 REACH = 3  # a place sees the REACH x REACH places around it

@@ -150,9 +150,16 @@ def train_value(
         hidden = model.weight.new_zeros(size, config.forward.recurrent)
         if hidden_states is not None:
             hidden = hidden_states[batch.slots[:, 0]]
-        for t in range(length):
-            if t % config.value.target_every == 0:
+        along = [hidden]
+        with torch.no_grad():
+            for t in range(length - 1):
+                z = latents[batch.slots[:, t]]
+                along.append(models.forward_model.next_hidden(z, batch.actions[:, t], along[-1]))
+        times = range(length) if config.value.sweep == "forward" else reversed(range(length))
+        for done, t in enumerate(times):
+            if done % config.value.target_every == 0:
                 follow(models.value, models.target, config.value.target_rate)
+            hidden = along[t]
             with torch.no_grad():
                 z = latents[batch.slots[:, t]]
                 ahead = lookahead(
@@ -172,5 +179,4 @@ def train_value(
             loss = errors.square().mean(1)  # of each network
             gradient_step(optimisers["value"], loss.sum())
             losses.append(loss.detach().mean())
-            hidden = ahead.hidden[torch.arange(size, device=hidden.device), batch.actions[:, t]]
     return {"value": torch.stack(losses).mean()} if losses else {}

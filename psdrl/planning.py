@@ -76,7 +76,7 @@ def planned_returns(predictions: Predictions, value: Smallest, discount: float, 
 class Block(NamedTuple):
     """Steps of a batch for which V' is constant, or a part of them."""
 
-    first: int  # the first one's place in the batch
+    first: int  # the first one's place in the sweep
     states: Tensor  # (n, B, Z + H) [z, h]
     predictions: Predictions  # (n B, A, .) what the actions lead to
 
@@ -90,6 +90,7 @@ class Foresight(NamedTuple):
     latents: Latents
     chunk_rows: int  # most rows that a network sees at once
     block: int  # steps for which V' is constant
+    backward: bool  # against time
 
     @property
     def most(self) -> int:
@@ -105,6 +106,8 @@ class Foresight(NamedTuple):
             if length > 1:
                 inputs = torch.cat([z, one_hot(batch.actions.T, self.forward_model.num_actions, z)], 2)
                 hidden = torch.cat([hidden, *self.scan(inputs[:-1], hidden[0])])
+            if self.backward:
+                z, hidden = z.flip(0), hidden.flip(0)
             states = torch.cat([z, hidden], 2)
             for stretch in stretches(length, self.block, self.most // size):
                 rows = slice(stretch.start, stretch.stop)
@@ -118,6 +121,7 @@ class Foresight(NamedTuple):
         """A state has the h of its episode, `hidden_states` (slots, H), so one that is drawn again needs no new
         prediction: of the 30,720 that the cpu preset draws from a buffer of 10,000 states 9,500 differ."""
         drawn = torch.stack([batch.slots[:, :-1].T for batch in batches])  # (batches, L, B), time first
+        drawn = drawn.flip(1) if self.backward else drawn
         slots, place = drawn.unique(return_inverse=True)
         z, hidden = self.latents[slots], hidden_states[slots]
         states = torch.cat([z, hidden], 1)
@@ -176,11 +180,12 @@ def train_value(
     walk = execution.kept("scan", lambda inputs, hidden: (scan(forward_model, inputs, hidden),))
     losses: list[Tensor] = []
     batches = [sample() for _ in range(iterations)]
-    ahead = Foresight(foresee, walk, forward_model, latents, config.chunk_rows, config.value.target_every)
+    block, backward = config.value.target_every, config.value.sweep == "backward"
+    ahead = Foresight(foresee, walk, forward_model, latents, config.chunk_rows, block, backward)
     with torch.no_grad():
         blocks = ahead.from_zero(batches) if hidden_states is None else ahead.from_episodes(batches, hidden_states)
         for first, states, predictions in blocks:
-            if first % config.value.target_every == 0:
+            if first % block == 0:
                 follow(value, models.target, config.value.target_rate)
             losses += run(predictions.latents_hidden, predictions.rewards, predictions.omega, states)
     return {"value": torch.cat(losses).mean()} if losses else {}

@@ -10,6 +10,7 @@ from psdrl.config import (
     Config,
     ForwardConfig,
     LatentConfig,
+    MinAtarConfig,
     PolicyConfig,
     PosteriorConfig,
     ReplayConfig,
@@ -93,21 +94,22 @@ def _small(base: Config) -> Config:
 
 
 def _minatar(base: Config) -> Config:
-    """MinAtar: one network for all places of the grid, for what is learned of one must hold for all; ends learned from
-    predictions too, and heavier, for those are what planning asks about; small prior variances, faster targets and a
-    shorter horizon, for what an untried action promised must be forgotten again; one value network, for the smaller of
-    two falls below 0 where rewards are rare. Breakout and Freeway keep features of the whole state, with which their
-    results were measured. [ours: docs/learning.md; measured: results/minatar-*]"""
+    """MinAtar: three frames per observation, for no single one shows when the player or a car may move again; one
+    network for all places of the grid, for what is learned of one must hold for all; planes of equal scale, for the
+    player is one cell in a hundred; ends learned from predictions too, and heavier, for those are what planning asks
+    about; small prior variances and faster targets, for what an untried action promised must be forgotten again; one
+    value network, for the smaller of two falls below 0 where rewards are rare. [ours: docs/learning.md; measured:
+    results/minatar-*]"""
     small = _small(base)
-    if base.env not in ("minatar/asterix", "minatar/seaquest", "minatar/space_invaders"):
-        return small
     return replace(
         small,
+        minatar=MinAtarConfig(stack=3),
+        latent=LatentConfig(standardise=True, clamp=True),
         forward=ForwardConfig(
-            3, 32, 1, "tanh", 4.0, skip=True, local=True, window=3, learning_rate=5e-3, iterations=30, reward_weight=0
+            3, 32, 1, "tanh", skip=True, local=True, window=3, learning_rate=5e-3, iterations=30, reward_weight=0
         ),
         termination=TerminationConfig(3, 16, learning_rate=3e-3, local=True, predicted=True, weight=10.0),
-        value=replace(small.value, iterations=12, target_rate=0.6, networks=1, random_share=0.1, discount=0.95),
+        value=replace(small.value, target_rate=0.6, networks=1, random_share=0.1),
         posterior=replace(small.posterior, prior_latent=0.01, prior_reward=0.1),
         steps=15_000,
     )

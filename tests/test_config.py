@@ -133,12 +133,11 @@ def test_every_preset_is_valid_and_survives_json(preset: str) -> None:
     assert moved.to_dict() != config.to_dict()
 
 
-@pytest.mark.parametrize(
-    ("env", "local"), [("minatar/asterix", True), ("minatar/breakout", False), ("CartPole-v1", False)]
-)
-def test_minatar_looks_at_places_where_that_was_measured(env: str, local: bool) -> None:
-    config = psdrl.configure(env=env, preset="minatar")
-    assert (config.forward.local, config.termination.local, config.termination.predicted) == (local, local, local)
+@pytest.mark.parametrize(("env", "places"), [("minatar/breakout", True), ("CartPole-v1", False)])
+def test_minatar_looks_at_places(env: str, places: bool) -> None:
+    config = psdrl.configure(env=env)
+    assert (config.forward.local, config.termination.local, config.termination.predicted) == (places,) * 3
+    assert config.minatar.stack == (3 if places else 1)
 
 
 def test_unknown_settings_are_refused() -> None:

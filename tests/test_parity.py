@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from psdrl import configure, learning
+from psdrl import configure, learning, planning
 from psdrl.agent import PATHS, Agent
 from psdrl.envs.vector import EnvSpec
 from psdrl.kernels.lookahead import factored, reference
@@ -36,6 +36,8 @@ CASES = {
     "automatic-reward-weight": {"actions": 3, "forward": {"reward_weight": 0}},
     "mean-frame": {"actions": 3, "autoencoder": {"mean_frame": True}},
     "sequences-within-their-episodes": {"actions": 3, "chunk_rows": 40, "value": {"start": "episode"}},
+    "against-time": {"actions": 3, "chunk_rows": 40, "value": {"sweep": "backward", "target_every": 4}},
+    "against-time-within-episodes": {"actions": 3, "value": {"sweep": "backward", "start": "episode"}},
     "weighted-ends": {"actions": 3, "termination": {"weight": 7.0}, "replay": {"ends": "even"}},
     "ends-of-predictions": {"actions": 3, "termination": {"weight": 4.0, "predicted": True}, "latent": {"clamp": True}},
     "averaged-targets": {"actions": 3, "value": {"target_rate": 0.3, "target_every": 3, "iterations": 2}},
@@ -107,6 +109,21 @@ def test_updates_agree_in_float64(case):
         if name.startswith(("loss/", "posterior/")):
             # The jitter is zero and a predictive deviation loses half the digits to its square root.
             assert fast_metrics[name] == pytest.approx(value, rel=1e-7, abs=1e-12), name
+
+
+@pytest.mark.parametrize("table", [2**29, 20_000, 1], ids=["all batches", "some batches", "one batch"])
+def test_each_state_is_predicted_once_as_far_as_memory_goes(table, monkeypatch):
+    case = {"value": {"start": "episode", "iterations": 5, "target_every": 3}, "chunk_rows": 40}
+    plain, fast = make("plain", torch.float64, **case), make("fast", torch.float64, **case)
+    rows, predict = [], planning.predict
+    monkeypatch.setattr(planning, "TABLE_BYTES", table)
+    monkeypatch.setattr(planning, "predict", lambda *args: (rows.append(len(args[2])), predict(*args))[1])
+    plain.update(), fast.update()
+    for name, tensor in parameters(fast).items():
+        assert distance(tensor, parameters(plain)[name]) < 1e-9, name
+    drawn, stored = 5 * 4 * 9, fast.replay.transitions
+    assert stored / 2 < sum(rows) <= stored if table == 2**29 else stored < sum(rows) < drawn
+    assert max(rows) <= 40 // 3
 
 
 def run_phase(agent, phase):

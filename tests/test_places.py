@@ -172,10 +172,10 @@ def test_a_rule_seen_in_one_corner_is_known_everywhere():
 def test_minatar_is_a_grid_and_others_are_refused():
     config = configure(env="minatar/asterix", forward={**LOCAL, "units": 4}, termination={"local": True})
     env = make_env(config)
-    assert env.spec.grid == (10, 10, 4)
+    assert env.spec.grid == (10, 10, 3 * 4)
     agent = Agent(config, env.spec)
     assert isinstance(agent.models.forward_model, LocalForwardModel)
-    assert agent.posterior.mean.shape[0] == 5
+    assert agent.posterior.mean.shape[0] == 3 * 4 + 1
     env.close()
     config = configure(env="CartPole-v1", termination={"local": True})
     env = make_env(config)

@@ -84,7 +84,7 @@ def test_value_target(value: float, rewards: tuple, next_latents: tuple, target:
     assert losses["value"].item() == pytest.approx((value - target) ** 2, rel=1e-12)
 
 
-def planning_setup(**value: float) -> tuple[Config, Models, Replay, list[Batch], SampledModel]:
+def planning_setup(**value: float | str) -> tuple[Config, Models, Replay, list[Batch], SampledModel]:
     """Two batches of 4 sequences of L = 6 steps."""
     config = small_config(value={"iterations": 2, **value}, replay={"batch": 4, "length": 6})
     replay = filled_replay([6, 11, 8], seed=1)
@@ -105,13 +105,20 @@ def hand_plan(
     losses, count = [], 0
     for batch in batches:
         z = replay.frames(batch.slots).double()
-        h: Array = np.zeros((len(z), config.forward.recurrent))
-        for t in range(batch.actions.shape[1]):
-            copy_now = count % 4 == 0 if variant == "copies do not restart" else t % config.value.target_every == 0
+        steps, discount = range(batch.actions.shape[1]), config.value.discount
+        weight, bias = model.weight.numpy(), model.bias.numpy()
+        along: list[Array] = [np.zeros((len(z), config.forward.recurrent))]
+        for t in steps:
+            returns, following = hand_returns(work, weight, bias, z[:, t].numpy(), along[t], discount, target)
+            greedy = variant == "hidden follows the greedy action"
+            along.append(following[np.arange(len(z)), returns.argmax(1) if greedy else batch.actions[:, t].numpy()])
+        backward = config.value.sweep == "backward" and variant != "always with time"
+        for done, t in enumerate(reversed(steps) if backward else steps):
+            copy_now = count % 4 == 0 if variant == "copies do not restart" else done % config.value.target_every == 0
             if copy_now:
                 target.load_state_dict(value.state_dict())
-            weight, bias = model.weight.numpy(), model.bias.numpy()
-            returns, following = hand_returns(work, weight, bias, z[:, t].numpy(), h, config.value.discount, target)
+            h = along[t]
+            returns, _ = hand_returns(work, weight, bias, z[:, t].numpy(), h, discount, target)
             share = 0.0 if variant == "random actions are forgotten" else config.value.random_share
             goal = torch.from_numpy((1 - share) * returns.max(1) + share * returns.mean(1))
             loss = torch.zeros(())
@@ -127,10 +134,6 @@ def hand_plan(
                 for parameter, gradient in zip(value.parameters(), gradients, strict=True):
                     parameter.sub_(gradient, alpha=0.05)
             losses.append(loss.item() / len(value))
-            actions = (
-                returns.argmax(1) if variant == "hidden follows the greedy action" else batch.actions[:, t].numpy()
-            )
-            h = following[np.arange(len(z)), actions]
             count += 1
     return {name: p.detach() for name, p in value.named_parameters()}, losses
 
@@ -145,8 +148,15 @@ def run_plan(config: Config, models: Models, replay: Replay, batches: list[Batch
 
 @pytest.mark.parametrize(
     "value",
-    [{"target_every": 1}, {"target_every": 4}, {"target_every": 6}, {"networks": 3}, {"random_share": 0.3}],
-    ids=["copy every 1", "copy every 4", "copy every 6", "three networks", "random actions"],
+    [
+        {"target_every": 1},
+        {"target_every": 4},
+        {"target_every": 6},
+        {"networks": 3},
+        {"random_share": 0.3},
+        {"sweep": "backward", "target_every": 4},
+    ],
+    ids=["copy every 1", "copy every 4", "copy every 6", "three networks", "random actions", "against time"],
 )
 def test_whole_sweep(value: dict) -> None:
     """Targets, copies at t = 0, 4, 8, ... of each batch, hidden states along the data's actions: parameters agree."""
@@ -159,11 +169,12 @@ def test_whole_sweep(value: dict) -> None:
 
 
 @pytest.mark.parametrize(
-    "variant", ["copies do not restart", "hidden follows the greedy action", "random actions are forgotten"]
+    "variant",
+    ["copies do not restart", "hidden follows the greedy action", "random actions are forgotten", "always with time"],
 )
 def test_sweep_would_notice(variant: str) -> None:
     """The comparison above distinguishes these mistakes."""
-    config, models, replay, batches, model = planning_setup(target_every=4, random_share=0.3)
+    config, models, replay, batches, model = planning_setup(target_every=4, random_share=0.3, sweep="backward")
     wrong, _ = hand_plan(config, models, replay, batches, model, variant)
     run_plan(config, models, replay, batches, model)
     assert max((wrong[name] - p).abs().max().item() for name, p in models.value.named_parameters()) > 1e-4
