@@ -111,13 +111,18 @@ def test_updates_agree_in_float64(case):
             assert fast_metrics[name] == pytest.approx(value, rel=1e-7, abs=1e-12), name
 
 
-@pytest.mark.parametrize("table", [2**29, 20_000, 1], ids=["all batches", "some batches", "one batch"])
+@pytest.mark.parametrize("table", [2**29, 10_000, 1], ids=["all batches", "some batches", "one batch"])
 def test_each_state_is_predicted_once_as_far_as_memory_goes(table, monkeypatch):
     case = {"value": {"start": "episode", "iterations": 5, "target_every": 3}, "chunk_rows": 40}
     plain, fast = make("plain", torch.float64, **case), make("fast", torch.float64, **case)
     rows, predict = [], planning.predict
+
+    def counted(*args):
+        rows.append(len(args[2]))
+        return predict(*args)
+
     monkeypatch.setattr(planning, "TABLE_BYTES", table)
-    monkeypatch.setattr(planning, "predict", lambda *args: (rows.append(len(args[2])), predict(*args))[1])
+    monkeypatch.setattr(planning, "predict", counted)
     plain.update(), fast.update()
     for name, tensor in parameters(fast).items():
         assert distance(tensor, parameters(plain)[name]) < 1e-9, name
