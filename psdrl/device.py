@@ -1,4 +1,10 @@
-"""Which device a run uses."""
+"""Which device a run uses, and what it can do."""
+
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
 
 import torch
 
@@ -48,3 +54,21 @@ def resolve_device(name: str) -> torch.device:
         if (device.index or 0) >= torch.cuda.device_count():
             raise UserError(f"--device {name} is not there: this machine has {torch.cuda.device_count()} GPU(s).")
     return device
+
+
+@cache
+def bf16_on_cpu() -> str | None:
+    """Why products in bfloat16 cannot be formed on this CPU; None: they can.
+
+    Some virtual machines promise AMX and refuse it, and oneDNN's product ends the process. So where AMX is promised it
+    is tried in a process of its own (3 s)."""
+    cpu = Path("/proc/cpuinfo")
+    if "ONEDNN_MAX_CPU_ISA" in os.environ or not cpu.exists() or "amx_bf16" not in cpu.read_text():
+        return None
+    trial = "import torch; x = torch.ones(200, 64, dtype=torch.bfloat16); torch.nn.functional.linear(x, x[:64])"
+    if subprocess.run([sys.executable, "-c", trial], capture_output=True).returncode == 0:
+        return None
+    return f"this CPU promises AMX and does not have it: set ONEDNN_MAX_CPU_ISA={WITHOUT_AMX}"
+
+
+WITHOUT_AMX = "AVX512_CORE_BF16"

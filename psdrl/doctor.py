@@ -20,7 +20,7 @@ from rich.table import Table
 
 from psdrl.agent import Agent
 from psdrl.config import Config
-from psdrl.device import resolve_device
+from psdrl.device import bf16_on_cpu, resolve_device
 from psdrl.envs.vector import EnvSpec
 from psdrl.errors import UserError
 from psdrl.execution import allow_tf32
@@ -97,7 +97,10 @@ def kernels(device: torch.device, quick: bool) -> Iterator[Result]:
     """Every operation against its oracle: one line per operation with its worst size."""
     worst: dict[tuple[str, str, str], checks.Finding] = {}
     sizes = checks.QUICK if quick else checks.LONG
-    for finding in checks.check_all(device, sizes, (torch.float32, torch.bfloat16)):
+    reason = bf16_on_cpu() if device.type == "cpu" else None
+    if reason:
+        yield Result("kernel", "bfloat16", "skipped", reason)
+    for finding in checks.check_all(device, sizes, (torch.float32,) if reason else (torch.float32, torch.bfloat16)):
         key = finding.operation, finding.backend, finding.dtype
         if key not in worst or _badness(finding) > _badness(worst[key]):
             worst[key] = finding

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from psdrl.config import Config, Precision
+from psdrl.device import bf16_on_cpu
 from psdrl.errors import UserError
 from psdrl.graphs import Captured, Cuda, Primitives, Step
 
@@ -47,6 +48,8 @@ class Execution:
         """As the configuration says; also sets PyTorch's own switches for tf32."""
         if config.compile:
             check_compiler(device)
+        if config.precision == "bf16" and device.type == "cpu" and (reason := bf16_on_cpu()):
+            raise UserError(f"--precision bf16 cannot run: {reason}, or use --precision fp32.")
         allow_tf32(device, config.precision)
         return cls(device, config.compile, config.cuda_graphs and device.type == "cuda", config.precision)
 

@@ -128,8 +128,7 @@ class LocalForwardModel(ForwardModel):
         of_hidden, of_seen, of_action = self.parts(first.weight)
         state = F.linear(hidden, of_hidden, first.bias) + F.linear(actions, of_action)
         latents = latents.detach()  # data; x asks for gradients because of h', which here would be wasted
-        of_seen = of_seen.contiguous()  # oneDNN takes 100 times as long with a part of wider rows
-        seen = F.linear(self.places.neighbourhoods(latents), of_seen).view(len(x), self.places.count, -1)
+        seen = self.places.look(latents, of_seen.contiguous())
         gated = torch.addcmul(state[:, None] + self.place_bias, seen, F.linear(actions, self.gates.T)[:, None])
         phi = torch.tanh(gated).flatten(0, 1)
         for layer in layers:
@@ -196,7 +195,7 @@ class LocalTanhNet(TanhNet):
     def forward(self, x: Tensor, tanh_layer: TanhLayer = plain_tanh) -> Tensor:
         """(n, Z) -> (n,)."""
         first, *hidden_layers, last = self.linear_layers()
-        y = tanh_layer(self.places.neighbourhoods(x), first.weight, first.bias, None, self.place_bias)
+        y = torch.tanh(self.places.look(x, first.weight) + (self.place_bias + first.bias)).flatten(0, 1)
         for layer in hidden_layers:
             y = tanh_layer(y, layer.weight, layer.bias)
         return last(maximum(y.view(len(x), self.places.count, -1))).squeeze(1)

@@ -44,10 +44,10 @@ class Places:
         """Latent states (n, Z) of numbers (n, P, C): the inverse of `own`."""
         return (numbers if self.channels_last else numbers.transpose(1, 2)).flatten(1)
 
-    def neighbourhoods(self, latents: Tensor) -> Tensor:
-        """Each place's neighbourhood (n * P, 9 C), row by row; zeros beyond the edge."""
-        grid, r = self.own(latents).view(-1, self.height, self.width, self.channels), REACH // 2
-        padded = F.pad(grid, (0, 0, r, r, r, r)).contiguous()
-        image, row, place, _ = padded.stride()
-        shape = (len(latents), self.height, self.width, REACH, REACH * self.channels)
-        return padded.as_strided(shape, (image, row, place, row, 1)).reshape(-1, self.seen)  # runs of 3 C numbers
+    def look(self, latents: Tensor, weight: Tensor) -> Tensor:
+        """What each place sees, times a layer's weights: z (n, Z) and (U, 9 C), neighbourhoods row by row, a place's
+        numbers together, zeros beyond the edge -> (n, P, U). A convolution: on a CPU 1.4 ms without and 9.0 ms with its
+        gradient, where copying the neighbourhoods out takes 7.7 and 9.5 (192 x 10 x 10 x 21, 32 units)."""
+        grid = self.own(latents).reshape(-1, self.height, self.width, self.channels).permute(0, 3, 1, 2)
+        kernel = weight.view(-1, REACH, REACH, self.channels).permute(0, 3, 1, 2)
+        return F.conv2d(grid, kernel, padding=REACH // 2).permute(0, 2, 3, 1).flatten(1, 2)

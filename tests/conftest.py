@@ -1,5 +1,6 @@
 """Fixtures: command lines run in this process, as a user would type them."""
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,10 @@ import pytest
 import torch
 
 from psdrl import cli
+from psdrl.device import WITHOUT_AMX, bf16_on_cpu
 
+if bf16_on_cpu():  # before the first product; processes that pytest starts inherit it
+    os.environ["ONEDNN_MAX_CPU_ISA"] = WITHOUT_AMX
 # The networks here are tiny: a second thread only waits, and waits long where other processes share the cores.
 torch.set_num_threads(1)
 

@@ -1,4 +1,6 @@
-"""Networks that treat every place of a grid alike, against convolutions and regressions by brute force."""
+"""Networks that treat every place of a grid alike, against sums and regressions by brute force."""
+
+from itertools import product
 
 import numpy as np
 import pytest
@@ -30,14 +32,15 @@ def image(places, latents):
     return latents.view(n, places.channels, places.height, places.width)
 
 
-def kernel(weight, places):
-    """Columns of a layer on neighbourhoods (U, 9 C) as a convolution's kernel (U, C, 3, 3)."""
-    return weight.view(-1, 3, 3, places.channels).permute(0, 3, 1, 2)
-
-
 def convolved(places, latents, weight):
-    """What the layer makes of every place (n, P, U)."""
-    return F.conv2d(image(places, latents), kernel(weight, places), padding=1).flatten(2).transpose(1, 2)
+    """What the layer makes of every place (n, P, U): each neighbourhood, place by place, times its weights."""
+    grid = image(places, latents).permute(0, 2, 3, 1)
+    seen = latents.new_zeros(len(latents), places.count, 3, 3, places.channels)
+    for place, (i, j) in enumerate(product(range(places.height), range(places.width))):
+        for di, dj in product((-1, 0, 1), repeat=2):
+            if 0 <= i + di < places.height and 0 <= j + dj < places.width:
+                seen[:, place, di + 1, dj + 1] = grid[:, i + di, j + dj]
+    return seen.flatten(2) @ weight.T
 
 
 def parameters(module):
@@ -49,15 +52,14 @@ def parameters(module):
 
 
 @pytest.mark.parametrize("places", GRIDS.values(), ids=GRIDS.keys())
-def test_neighbourhoods_are_what_a_convolution_sees(places):
+def test_a_place_sees_its_neighbourhood(places):
     z = torch.randn(3, places.count * places.channels, dtype=torch.float64)
     weight = torch.randn(7, places.seen, dtype=torch.float64)
-    found = (places.neighbourhoods(z) @ weight.T).view(3, places.count, 7)
-    torch.testing.assert_close(found, convolved(places, z, weight))
+    torch.testing.assert_close(places.look(z, weight), convolved(places, z, weight))
     torch.testing.assert_close(places.flat(places.own(z)), z)
     torch.testing.assert_close(places.own(z), image(places, z).flatten(2).transpose(1, 2))
     joint = torch.cat([z, z], 1)[:, : z.shape[1]]  # a part of wider rows, as planning has them
-    torch.testing.assert_close(places.neighbourhoods(joint), places.neighbourhoods(z))
+    torch.testing.assert_close(places.look(joint, weight), places.look(z, weight))
 
 
 @pytest.mark.parametrize("places", GRIDS.values(), ids=GRIDS.keys())

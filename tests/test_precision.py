@@ -1,8 +1,12 @@
 """--precision bf16: what it does to planning targets, and that everything but the networks stays as it was."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from psdrl import device, execution
+from psdrl.errors import UserError
 from psdrl.execution import Execution
 from psdrl.kernels.lookahead.factored import folded, predict
 from tests.test_parity import LOCAL, make, parameters
@@ -10,12 +14,12 @@ from tests.test_parity import LOCAL, make, parameters
 SIZES = {"kind": "image", "actions": 3, "replay": {"batch": 8, "length": 8}, "chunk_rows": 1000}
 
 
-def targets(agent, execution):
+def targets(agent, how):
     """Planning targets of all stored states, with hidden states of one."""
     models, config = agent.models, agent.config
     latents = agent.models.encode(agent.replay.observations[agent.replay.stored_slots()])
     hidden = torch.tanh(torch.randn(len(latents), config.forward.recurrent, generator=torch.Generator().manual_seed(0)))
-    with torch.no_grad(), execution.autocast():
+    with torch.no_grad(), how.autocast():
         model = folded(models.forward_model, agent.model)
         ahead = predict(model, models.termination, latents, hidden.to(latents), config.termination.threshold)
         return ahead.planned(models.value, config.value.discount)
@@ -67,3 +71,25 @@ def test_compiled_bf16():
     first = eager.update(), compiled.update()
     for name in ("loss/forward", "loss/termination", "loss/value"):
         assert first[1][name] == pytest.approx(first[0][name], rel=0.1), name
+
+
+def test_a_cpu_that_cannot_is_refused(monkeypatch):
+    """Where oneDNN would end the process, as on virtual machines that promise AMX and refuse it."""
+    monkeypatch.setattr(execution, "bf16_on_cpu", lambda: "this CPU cannot")
+    with pytest.raises(UserError, match="--precision bf16 cannot run: this CPU cannot, or use --precision fp32"):
+        make("fast", torch.float32, precision="bf16")
+    make("fast", torch.float32, precision="fp32")
+
+
+def test_amx_is_tried_where_it_is_promised(monkeypatch):
+    trials: list[int] = []
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    monkeypatch.setattr(device.Path, "exists", lambda _: True)
+    monkeypatch.setattr(device.subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=trials.pop()))
+    for flags, codes, fine in (("avx2", [], True), ("avx2 amx_bf16", [0], True), ("avx2 amx_bf16", [-4], False)):
+        monkeypatch.setattr(device.Path, "read_text", lambda _, flags=flags: flags)
+        trials[:] = codes
+        assert (device.bf16_on_cpu.__wrapped__() is None) == fine, flags
+        assert not trials
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", device.WITHOUT_AMX)
+    assert device.bf16_on_cpu.__wrapped__() is None

@@ -74,7 +74,7 @@ def predicted(model: LocalFolded, latents: Tensor, hidden: Tensor) -> tuple[Tens
     state = linear(latents, model.gru, model.gru_bias)
     recurrent = linear(hidden, model.recurrent, model.recurrent_bias)
     rows = gru_actions(state, recurrent, model.gru_columns, hidden).flatten(0, 1)
-    seen = linear(places.neighbourhoods(latents), model.seen).view(count, 1, places.count, units)
+    seen = places.look(latents, model.seen)[:, None]
     action = linear(rows, model.first).view(count, num_actions, 1, units) + model.first_columns[:, None]
     x = torch.addcmul(action + model.place_bias, seen, model.gates[:, None]).tanh_().view(-1, units)
     for weight, bias in model.hidden:
@@ -94,7 +94,7 @@ def predicted(model: LocalFolded, latents: Tensor, hidden: Tensor) -> tuple[Tens
 def tanh_net(net: LocalTanhNet, x: Tensor) -> Tensor:
     """The network on rows (n, Z) -> (n,), without autograd."""
     first, *hidden, last = net.linear_layers()
-    y = linear_tanh(net.places.neighbourhoods(x), first.weight, first.bias, None, net.place_bias)
+    y = (net.places.look(x, first.weight) + (net.place_bias + first.bias)).tanh_().flatten(0, 1)
     for layer in hidden:
         y = linear_tanh(y, layer.weight, layer.bias)
     return linear(maximum(y.view(len(x), net.places.count, -1)), last.weight, last.bias).squeeze(1)
