@@ -30,6 +30,21 @@ from psdrl.presets import deepsea_size
 RESULTS = Path("results")
 SOLVED, WINDOW = 40, 50  # DeepSea is solved when the treasure was reached in 40 of 50 consecutive episodes
 
+# What MinAtar's other games have and Breakout has not, and the reverse.
+PLACES = shlex.split(
+    "--minatar.stack 3 --latent.standardise --forward.local --forward.skip --forward.units 32 --forward.recurrent 1 "
+    "--forward.gain 1 --forward.learning-rate 0.005 --forward.iterations 30 --termination.local "
+    "--termination.predicted --termination.units 16 --termination.learning-rate 0.003 --termination.weight 10 --value.target-rate 0.6 "
+    "--value.networks 1 --value.random-share 0.1 --posterior.prior-latent 0.01 --posterior.prior-reward 0.1"
+)
+WHOLE_STATE = shlex.split(
+    "--minatar.stack 1 --latent.no-standardise --forward.no-local --forward.no-skip --forward.units 256 "
+    "--forward.recurrent 32 --forward.gain 2 --forward.learning-rate 0.001 --forward.iterations 40 "
+    "--termination.no-local --termination.no-predicted --termination.units 64 --termination.learning-rate 0.001 "
+    "--termination.weight 1 --value.target-rate 0.1 --value.networks 2 --value.random-share 0.2 "
+    "--posterior.prior-latent 1 --posterior.prior-reward 10"
+)
+
 VARIANTS: dict[str, list[str]] = {
     "default": [],
     "egreedy-exploit": ["--algo", "egreedy-exploit"],
@@ -50,7 +65,9 @@ VARIANTS: dict[str, list[str]] = {
     "target-copy": ["--value.target-rate", "1"],
     "one-network": ["--value.networks", "1"],
     "no-skip": ["--forward.no-skip"],
-    "whole-state": [*("--forward.no-local", "--termination.no-local", "--forward.units", "256", "--forward.gain", "2")],
+    "places": PLACES,
+    "whole-state": WHOLE_STATE,
+    "single-frames": ["--minatar.stack", "1"],
     "ends-of-states": ["--termination.no-predicted"],
     "ends-weight-1": ["--termination.weight", "1"],
     "two-networks": ["--value.networks", "2"],

@@ -98,9 +98,12 @@ def _minatar(base: Config) -> Config:
     network for all places of the grid, for what is learned of one must hold for all; planes of equal scale, for the
     player is one cell in a hundred; ends learned from predictions too, and heavier, for those are what planning asks
     about; small prior variances and faster targets, for what an untried action promised must be forgotten again; one
-    value network, for the smaller of two falls below 0 where rewards are rare. [ours: docs/learning.md; measured:
-    results/minatar-*]"""
+    value network, for the smaller of two falls below 0 where rewards are rare. Breakout keeps single frames and
+    features of the whole state, for with places its draws are soon alike: 3.0 in every episode from step 7,500 on
+    (results/tuning/minatar-breakout/places). [ours: docs/learning.md; measured: results/minatar-*]"""
     small = _small(base)
+    if base.env == "minatar/breakout":
+        return small
     return replace(
         small,
         minatar=MinAtarConfig(stack=3),
@@ -137,17 +140,32 @@ def _deepsea(base: Config) -> Config:
     size N grow the features, for k must exceed the N (N + 1) pairs of state and action; their gain, for PyTorch's
     initial weights shrink with the N^2 inputs, and features in tanh's linear range take an untried action for the sum
     of what they know; planning, for V has to follow each draw over N steps; and the noise shrinks, for a path adds up N
-    draws. [ours: docs/learning.md; measured: results/deepsea-*]"""
+    draws. From N = 20 on sweeps go against time, half as many, and there is hardly any memory, which a diver does not
+    need (results/tuning/deepsea-20). [ours: docs/learning.md; measured: results/deepsea-*]"""
     size = deepsea_size(base.env) or 10
-    noise = 0.1 / size**2
+    noise, large = 0.1 / size**2, size >= 20
     return replace(
         _small(base),
         autoencoder=AutoencoderConfig((16, 32), (4, 4), (4, 2), (4, 4), latent=64, learning_rate=2e-3, iterations=1),
         latent=LatentConfig(),
         forward=ForwardConfig(
-            3, max(256, 64 * round(size**2 / 50)), 16, "tanh", gain=size / 2, learning_rate=1e-3, iterations=3
+            3,
+            max(256, 64 * round(size**2 / 50)),
+            1 if large else 16,
+            "tanh",
+            gain=size / 2,
+            learning_rate=1e-3,
+            iterations=3,
         ),
-        value=ValueConfig(3, 128, learning_rate=1e-3, iterations=size, target_every=1, start="episode"),
+        value=ValueConfig(
+            3,
+            128,
+            learning_rate=1e-3,
+            iterations=size // 2 if large else size,
+            target_every=1,
+            sweep="backward" if large else "forward",
+            start="episode",
+        ),
         posterior=PosteriorConfig(prior_latent=1.0, prior_reward=1e3, noise_latent=noise, noise_reward=noise),
         replay=ReplayConfig(capacity=1000 * size, batch=64, length=size),
         policy=PolicyConfig(update_every=size, update_every_early=size),

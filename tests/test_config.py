@@ -133,8 +133,8 @@ def test_every_preset_is_valid_and_survives_json(preset: str) -> None:
     assert moved.to_dict() != config.to_dict()
 
 
-@pytest.mark.parametrize(("env", "places"), [("minatar/breakout", True), ("CartPole-v1", False)])
-def test_minatar_looks_at_places(env: str, places: bool) -> None:
+@pytest.mark.parametrize(("env", "places"), [("minatar/freeway", True), ("minatar/breakout", False)])
+def test_minatar_looks_at_places_but_in_breakout(env: str, places: bool) -> None:
     config = psdrl.configure(env=env)
     assert (config.forward.local, config.termination.local, config.termination.predicted) == (places,) * 3
     assert config.minatar.stack == (3 if places else 1)

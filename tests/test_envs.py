@@ -175,6 +175,20 @@ def test_minatar_options_reach_the_game() -> None:
     env.close()
 
 
+def test_minatar_stacks_frames_newest_first() -> None:
+    """Zeros before an episode's first frame, also in the second episode; cells keep their frames side by side."""
+    single, stacked = MinAtar("asterix"), MinAtar("asterix", stack=3)
+    assert (single.grid, stacked.grid) == ((10, 10, 4), (10, 10, 12))
+    for seed in (5, 6):
+        empty = np.zeros((10, 10, 4), np.uint8)
+        expected = [empty, empty, single.reset(seed=seed)[0].reshape(10, 10, 4)]
+        found = stacked.reset(seed=seed)[0]
+        for t in range(6):
+            np.testing.assert_array_equal(found.reshape(10, 10, 12), np.concatenate(expected[:-4:-1], 2))
+            expected.append(single.step(np.int64(t % 5))[0].reshape(10, 10, 4))
+            found = stacked.step(np.int64(t % 5))[0]
+
+
 class Picture(gymnasium.Env):
     """Left half dark, right half in a colour that the last action chose."""
 

@@ -1,12 +1,16 @@
 """PSDRL learns: DeepSea-8 is solved in under a minute, which no untrained agent comes near."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 import psdrl
+from bench import learn
 from psdrl.agent import Agent
+from psdrl.cli import parse_train
 from psdrl.envs import make_env
 from psdrl.loop import train
 from psdrl.models import Models
@@ -74,3 +78,13 @@ def deviation_at_untried(size: int) -> float:
 def test_untried_actions_stay_unknown_as_deepsea_grows(size: int) -> None:
     """A gain that does not go with N halves it twice by N = 30: what is known elsewhere then speaks for what is not."""
     assert deviation_at_untried(size) == pytest.approx(deviation_at_untried(10), rel=0.5)
+
+
+@pytest.mark.parametrize(
+    ("env", "flags", "like"),
+    [("breakout", learn.PLACES, "asterix"), ("asterix", learn.WHOLE_STATE, "breakout")],
+    ids=["places", "whole-state"],
+)
+def test_variants_give_a_game_the_settings_of_another(env, flags, like):
+    found, wanted = (parse_train(["--env", f"minatar/{game}", *more])[0] for game, more in ((env, flags), (like, [])))
+    assert replace(found, env=wanted.env, steps=wanted.steps) == wanted

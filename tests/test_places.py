@@ -188,6 +188,21 @@ def test_minatar_is_a_grid_and_others_are_refused():
         configure(env="minatar/asterix", forward={"local": True, "feature_activation": "linear"})
 
 
+def test_one_scale_for_all_places():
+    """Each channel is standardised over all states and places; a reward weighs as much as all places together."""
+    agent = make(
+        "fast", torch.float64, kind="grid", forward={**LOCAL, "reward_weight": 0}, latent={"standardise": True}
+    )
+    models, places = agent.models, agent.models.forward_model.places
+    z = torch.randn(50, places.count, places.channels).double() * torch.tensor([3.0, 1.0]) + torch.tensor([5.0, -2.0])
+    models.refresh(z.flatten(1), torch.tensor([0.0, 1.0]).repeat(8))
+    scaled = models.scaled(z.flatten(1)).view_as(z).flatten(0, 1)
+    torch.testing.assert_close(scaled.mean(0), torch.zeros(2).double(), atol=1e-12, rtol=0)
+    torch.testing.assert_close(scaled.std(0, correction=0), torch.ones(2).double())
+    assert len(models.latent_scale.unique()) == 2
+    assert float(models.reward_weight) == pytest.approx(places.count / 0.25)
+
+
 @pytest.mark.parametrize("skip", [False, True])
 def test_cost_model_counts_places(skip):
     agent = make("fast", torch.float32, kind="grid", forward={**LOCAL, "skip": skip}, termination={"local": True})
