@@ -108,8 +108,8 @@ def ladder(runs: Runs, path: Path) -> None:
 
 
 def recent(env: str) -> int:
-    """Episodes that an average takes in: 20, of Atari's thousands of steps 5."""
-    return 5 if env in GAMES else 20
+    """Episodes that an average takes in: 20, or 5 if they have thousands of steps."""
+    return 5 if env in GAMES or env == "minatar/freeway" else 20
 
 
 def curve(run: dict[str, Any], grid: np.ndarray) -> np.ndarray:
@@ -159,8 +159,8 @@ def table(runs: Runs) -> str:
         "",
         "One row per environment and variant, made by `python -m bench.figures` from the files in this directory,",
         f"which hold the exact commands. solved: seeds that found {SOLVED} of {WINDOW} consecutive treasures,",
-        "and after how many episodes each; last: mean return of the last 20 episodes (Atari: 5), per seed; minutes:",
-        "of one core, per run, largest.",
+        "and after how many episodes each; last: mean return of the last 20 episodes (Atari and MinAtar Freeway: 5),",
+        "per seed; minutes: of one core, per run, largest.",
         "",
         "| environment | variant | flags | seeds | solved | episodes | last | steps | minutes |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",

@@ -33,9 +33,10 @@ SOLVED, WINDOW = 40, 50  # DeepSea is solved when the treasure was reached in 40
 # What MinAtar's other games have and Breakout has not, and the reverse.
 PLACES = shlex.split(
     "--minatar.stack 3 --latent.standardise --forward.local --forward.skip --forward.units 32 --forward.recurrent 1 "
-    "--forward.gain 1 --forward.learning-rate 0.005 --forward.iterations 30 --termination.local "
-    "--termination.predicted --termination.units 16 --termination.learning-rate 0.003 --termination.weight 10 --value.target-rate 0.6 "
-    "--value.networks 1 --value.random-share 0.1 --posterior.prior-latent 0.01 --posterior.prior-reward 0.1"
+    "--forward.gain 1 --forward.learning-rate 0.005 --forward.iterations 30 "
+    "--termination.local --termination.predicted --termination.units 16 --termination.learning-rate 0.003 "
+    "--termination.weight 10 --value.target-rate 0.6 --value.networks 1 --value.random-share 0.1 "
+    "--posterior.prior-latent 0.01 --posterior.prior-reward 0.1"
 )
 WHOLE_STATE = shlex.split(
     "--minatar.stack 1 --latent.no-standardise --forward.no-local --forward.no-skip --forward.units 256 "
