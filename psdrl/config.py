@@ -77,7 +77,7 @@ class ForwardConfig:
     """Training iterations per update, of ceil(L/l) gradient steps each; the termination model shares them. [paper]"""
     reward_weight: float = 1.0
     """Weight of the reward's squared error in Eq. 2; 0: 3 / var(reward) of the buffer, within [1, 1000], or, with P
-    places, P / var(reward), within [1, 1000 P]: as much as a plane of standardised numbers. [paper: 1]"""
+    places, P / var(reward), within [1, 100 P]: as much as a plane of standardised numbers. [paper: 1]"""
 
 
 @dataclass(frozen=True)

@@ -298,7 +298,8 @@ class Models(nn.Module):
             self.latent_high.copy_(self.scaled(latents.amax(0)))
         if self.automatic_weight:
             rows, variance = self.forward_model.rows_per_state, rewards.double().var(correction=0)
-            self.reward_weight.copy_(((rows if rows > 1 else 3) / variance).clamp(1, 1000 * rows))
+            share, most = (rows, 100 * rows) if rows > 1 else (3, 1000)
+            self.reward_weight.copy_((share / variance).clamp(1, most))
 
     @property
     def needs_refresh(self) -> bool:
