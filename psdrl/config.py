@@ -43,7 +43,8 @@ class LatentConfig:
     """Scale of the latent states that all models see; refreshed once per update from the replay buffer."""
 
     standardise: bool = False
-    """Subtract each dimension's mean and divide by its standard deviation. [paper: no; ours: docs/learning.md]"""
+    """Subtract each dimension's mean and divide by its standard deviation; with places, each channel's. [paper: no;
+    ours: docs/learning.md]"""
     clamp: bool = False
     """Keep predicted latent states within each dimension's range in the buffer. [paper: no; ours: docs/learning.md]"""
 
@@ -67,8 +68,9 @@ class ForwardConfig:
     action always does need not be learned by gradient steps. [paper: no; ours: docs/learning.md]"""
     local: bool = False
     """One feature network and one output layer for all places of a latent state that is a grid (MinAtar; an autoencoder
-    with latent 0): a place sees h', the 3 x 3 places around it and the action; the reward is linear in each feature's
-    maximum over the places. Needs tanh features. [paper: no; ours: docs/learning.md]"""
+    with latent 0): a place sees h', the 3 x 3 places around it and the action, which also has a factor for what each
+    unit sees; the reward is linear in each feature's maximum over the places. Needs tanh features. [paper: no; ours:
+    docs/learning.md]"""
     window: int = 4
     """Steps l of truncated backpropagation through time. [paper; the released code has 5]"""
     learning_rate: float = 1e-4

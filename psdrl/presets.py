@@ -99,7 +99,7 @@ def _minatar(base: Config) -> Config:
     player is one cell in a hundred; ends learned from predictions too, and heavier, for those are what planning asks
     about; small prior variances and faster targets, for what an untried action promised must be forgotten again; one
     value network, for the smaller of two falls below 0 where rewards are rare. Breakout keeps single frames and
-    features of the whole state, for with places its draws are soon alike: 3.0 in every episode from step 7,500 on
+    features of the whole state, for with places its draws are soon alike: 2 or 3 points in every episode
     (results/tuning/minatar-breakout/places). [ours: docs/learning.md; measured: results/minatar-*]"""
     small = _small(base)
     if base.env == "minatar/breakout":
