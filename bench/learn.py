@@ -198,7 +198,7 @@ def start(case: Case) -> None:
 
 LADDER = (
     [Case("deepsea-20", "default", 0), Case("Freeway", "default", 0, ("--steps", "30000"))]
-    + [Case("minatar/space_invaders", "default", 0)]
+    + [Case("minatar/freeway", "default", 0), Case("minatar/space_invaders", "default", 0)]
     + [
         Case(env, "default", seed)
         for env in ("deepsea-10", "deepsea-14", "deepsea-10-image", "CartPole-v1", "minatar/breakout")

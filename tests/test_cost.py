@@ -6,11 +6,12 @@ import pytest
 
 from psdrl import configure
 from psdrl.agent import Agent
-from psdrl.cost import Loop, Work, act_work, forecast, hours_table, interaction, update_steps, update_work
+from psdrl.cost import forecast, hours_table, interaction, update_steps
 from psdrl.envs.vector import EnvSpec
 from psdrl.kernels.lookahead.factored import fold
 from psdrl.rates import Device, data_sheet
 from psdrl.sizes import Sizes
+from psdrl.work import Loop, Work, act_work, update_work
 
 PONG = EnvSpec("Pong", "image", (1, 64, 64), "uint8", 6, "none")
 SLOW = Device("test", 1e9, 1e9, 1e9, 1e9, 1e9, 1e-6, measured=True)

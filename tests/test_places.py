@@ -9,7 +9,6 @@ from torch.nn import functional as F
 
 from psdrl import configure, make_env
 from psdrl.agent import Agent
-from psdrl.cost import largest_tensor
 from psdrl.envs.vector import EnvSpec
 from psdrl.errors import UserError
 from psdrl.kernels.lookahead import factored
@@ -18,6 +17,7 @@ from psdrl.models import LocalFeatures, LocalForwardModel, LocalTanhNet
 from psdrl.places import Places
 from psdrl.posterior import LocalStatistics
 from psdrl.sizes import Sizes
+from psdrl.work import largest_tensor
 from tests.test_memory import Allocations
 from tests.test_parity import LOCAL, make
 
