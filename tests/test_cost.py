@@ -2,7 +2,9 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
 
 from psdrl import configure
 from psdrl.agent import Agent
@@ -10,6 +12,7 @@ from psdrl.cost import forecast, hours_table, interaction, update_steps
 from psdrl.envs.vector import EnvSpec
 from psdrl.kernels.lookahead.factored import fold
 from psdrl.rates import Device, data_sheet
+from psdrl.replay import Replay
 from psdrl.sizes import Sizes
 from psdrl.work import Loop, Work, act_work, update_work
 
@@ -259,3 +262,24 @@ def test_command_line(cli_run):
     refused = cli_run("psdrl", *paper, "--table")
     assert refused.code != 0
     assert "--table is about GPUs" in refused.err
+
+
+@pytest.mark.parametrize("transitions", [300, 3000])
+def test_states_drawn_again_are_not_predicted_again(transitions):
+    """Of 20 batches of 16 x 10 states as many differ as the cost model says; it counts the lookahead only for those."""
+    batches = {"batch": 16, "length": 10}
+    kinds = {
+        start: configure(game="Pong", preset="debug", value={"start": start, "iterations": 20}, replay=batches)
+        for start in ("zero", "episode")
+    }
+    replay = Replay(transitions, 1, (1,), "float32")
+    replay.start(0, np.zeros(1))
+    for t in range(transitions):
+        replay.add(0, 0, 0.0, np.zeros(1), t == transitions - 1, False)
+    rng = np.random.default_rng(0)
+    drawn = torch.stack([replay.sample(16, 10, rng).slots[:, :-1] for _ in range(20)])
+    share = len(drawn.unique()) / drawn.numel()
+    flops = {start: update_work(config, PONG, transitions)["value"].total for start, config in kinds.items()}
+    s = Sizes.of(kinds["zero"], PONG)
+    lookahead = 2 * drawn.numel() * (s.state + s.actions * (s.forward_model.action + s.termination))
+    assert flops["zero"] - flops["episode"] == pytest.approx((1 - share) * lookahead, rel=0.05)
