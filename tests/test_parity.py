@@ -37,6 +37,7 @@ CASES = {
     "mean-frame": {"actions": 3, "autoencoder": {"mean_frame": True}},
     "sequences-within-their-episodes": {"actions": 3, "chunk_rows": 40, "value": {"start": "episode"}},
     "against-time": {"actions": 3, "chunk_rows": 40, "value": {"sweep": "backward", "target_every": 4}},
+    "no-planning": {"actions": 3, "value": {"start": "episode", "iterations": 0}},
     "against-time-within-episodes": {"actions": 3, "value": {"sweep": "backward", "start": "episode"}},
     "weighted-ends": {"actions": 3, "termination": {"weight": 7.0}, "replay": {"ends": "even"}},
     "ends-of-predictions": {"actions": 3, "termination": {"weight": 4.0, "predicted": True}, "latent": {"clamp": True}},
