@@ -106,8 +106,9 @@ class LocalForwardModel(ForwardModel):
     """The same for a grid of places (`--forward.local`): one feature network and one output layer for all of them.
 
     A place's features see h', its neighbourhood and the action; its part of z' is linear in them, with the same rows
-    w_1 ... w_C everywhere. The reward is linear in each feature's maximum over the places. Each action has a gate: a
-    factor on what the units of the first layer see, so that what an action does to what is there is to be seen before
+    w_1 ... w_C everywhere. The reward is linear in each unit's maximum over the places; the place's own numbers are no
+    features of it, for their maxima are constant until something appears anywhere, and draws would promise or forbid it
+    by the size of its number. Each action has a gate: a factor on what the units of the first layer see, so that what an action does to what is there is to be seen before
     any training (docs/learning.md: MinAtar Freeway)."""
 
     def __init__(self, places: Places, num_actions: int, config: ForwardConfig) -> None:
@@ -144,7 +145,7 @@ class LocalForwardModel(ForwardModel):
         of_units, of_own, of_everywhere = weight.split(sizes, 1)
         everywhere = F.linear(features.everywhere, of_everywhere, bias)
         own = F.linear(features.units, of_units[:-1]) + F.linear(features.own, of_own[:-1]) + everywhere[:, None, :-1]
-        most = F.linear(maximum(features.units), of_units[-1:]) + F.linear(maximum(features.own), of_own[-1:])
+        most = F.linear(maximum(features.units), of_units[-1:])
         return torch.cat([self.places.flat(own), most + everywhere[:, -1:]], 1)
 
 
@@ -160,8 +161,8 @@ class LocalFeatures(NamedTuple):
         return torch.cat([self.units, self.own], 2) if self.own.shape[2] else self.units
 
     def maxima(self) -> Tensor:
-        """Each feature's maximum over the places (n, k)."""
-        return torch.cat([maximum(self.units), maximum(self.own), self.everywhere], 1)
+        """The reward's features (n, k): each unit's maximum over the places, nothing of their own numbers."""
+        return torch.cat([maximum(self.units), torch.zeros_like(self.own[:, 0]), self.everywhere], 1)
 
 
 class TanhNet(nn.Module):
@@ -291,6 +292,7 @@ class Models(nn.Module):
             alike = latents if places is None else places.own(latents).flatten(0, 1)  # one scale for all places
             mean, deviation = alike.mean(0), alike.std(0, correction=0)
             scale = 1 / deviation.clamp(min=LEAST_DEVIATION * deviation.max())
+            scale = torch.where(deviation > 0, scale, 1.0)  # never seen to change: no telling how much it will
             for buffer, numbers in ((self.latent_mean, mean), (self.latent_scale, scale)):
                 buffer.copy_(numbers if places is None else places.flat(numbers.expand(1, places.count, -1))[0])
         if self.options.clamp:

@@ -92,8 +92,8 @@ def each_place(f: ForwardConfig, places: Places, actions: int) -> ForwardSizes:
     p, c, u = places.count, places.channels, f.units
     inner, everywhere = (f.layers - 2) * u * u, (f.recurrent + actions) * u
     features = u + (f.recurrent + c + actions if f.skip else 0)
-    network = p * (places.seen * u + inner + features * c) + features + everywhere
-    state = p * places.seen * u + ((p * c + 1) * c if f.skip else 0)
+    network = p * (places.seen * u + inner + features * c) + features - (c if f.skip else 0) + everywhere
+    state = p * (places.seen * u + (c * c if f.skip else 0))
     action = f.recurrent * (u + (c + 1 if f.skip else 0)) + p * (inner + u * c) + u
     weights = places.seen * u + everywhere + inner + features * (c + 1) + (p + actions) * u
     return ForwardSizes(features, c + 1, p, network, state, action, weights)

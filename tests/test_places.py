@@ -84,7 +84,10 @@ def test_forward_model_is_a_convolution_with_a_maximum(places, skip):
     weight, bias = model.output.weight, model.output.bias
     planes = (x @ weight[:-1].T + bias[:-1]).transpose(1, 2).reshape(5, places.channels, places.height, places.width)
     torch.testing.assert_close(image(places, prediction[:, :-1]), planes)
-    torch.testing.assert_close(prediction[:, -1], x.max(1).values @ weight[-1] + bias[-1])
+    most = x.max(1).values
+    if skip:
+        most[:, config.units : config.units + places.channels] = 0  # the reward sees units and [h', a] only
+    torch.testing.assert_close(prediction[:, -1], most @ weight[-1] + bias[-1])
 
 
 @pytest.mark.parametrize("places", GRIDS.values(), ids=GRIDS.keys())
@@ -120,7 +123,7 @@ def test_posterior_is_two_regressions(rule):
                 assert isinstance(phi, LocalFeatures)
                 everywhere = phi.everywhere.expand(places.count, -1)
                 own.append(torch.cat([phi.units[0], phi.own[0], everywhere], 1))
-                most.append(own[-1].max(0, keepdim=True).values)
+                most.append(torch.cat([phi.units.amax(1), torch.zeros_like(phi.own[:, 0]), phi.everywhere], 1))
                 following.append(places.own(replay.observations[after][None].double())[0])
                 rewards.append(replay.rewards[slot].double().view(1, 1))
     for outputs, phi, targets, prior, noise in (
@@ -201,6 +204,44 @@ def test_one_scale_for_all_places():
     torch.testing.assert_close(scaled.std(0, correction=0), torch.ones(2).double())
     assert len(models.latent_scale.unique()) == 2
     assert float(models.reward_weight) == pytest.approx(places.count / 0.25)
+    z[..., 1] = -2.0
+    models.refresh(z.flatten(1), torch.zeros(16))
+    assert set(models.latent_scale.view_as(z[0])[:, 1].tolist()) == {1.0}  # never seen to change
+
+
+def test_what_never_appeared_is_no_treasure():
+    """A plane that was empty in all that is stored lights up: rewards of draws must not jump. MinAtar Freeway has such
+    planes, one per speed of its cars, and an agent that took a new speed for riches or ruin learned nothing."""
+    agent = Agent(
+        configure(
+            env="synthetic", preset="debug", forward={**LOCAL, "units": 16, "skip": True}, device="cpu",
+            latent={"standardise": True}, posterior={"prior_reward": 0.1, "noise_reward": 1e-4},
+        ),
+        EnvSpec("synthetic", "vector", (50,), "float32", 2, "none", (5, 5, 2)),
+    )  # fmt: skip
+    rng = np.random.default_rng(0)
+
+    def picture():
+        grid = np.zeros((25, 2), np.float32)
+        grid[rng.integers(25), 0] = 1
+        return grid.ravel()
+
+    for _ in range(30):
+        agent.replay.start(0, picture())
+        for t in range(5):
+            agent.replay.add(0, int(rng.integers(2)), 0.0, picture(), t == 4, False)
+    agent.update()
+    model, z = agent.models.forward_model, torch.from_numpy(np.stack([picture() for _ in range(20)]))
+    z[:, 1::2] = (torch.arange(25) == 7).float()
+    latents, actions = agent.models.encode(z), torch.zeros(20, dtype=torch.long)
+    hidden = torch.zeros(20, model.gru.hidden_size)
+    with torch.no_grad():
+        features = model.features(model.next_hidden(latents, actions, hidden), latents, actions)
+        rewards = [
+            model.predicted(features, sample, torch.zeros(3))[:, -1]
+            for sample in agent.posterior.draws(50, agent.generator).float()
+        ]
+    assert float(torch.stack(rewards).std(0).mean()) < 0.05
 
 
 @pytest.mark.parametrize("skip", [False, True])
@@ -211,8 +252,8 @@ def test_cost_model_counts_places(skip):
         assert sizes.parameters[part] == sum(p.numel() for p in module.parameters() if p.ndim > 1), part
     model = fast.fold(models.forward_model, agent.model)
     places, inner = model.places.count, sum(weight.numel() for weight, _ in model.hidden)
-    per_state = model.gru.numel() + model.recurrent.numel() + places * (model.seen.numel() + model.own[:-1].numel())
-    assert sizes.state == per_state + model.own[-1:].numel()
+    per_state = model.gru.numel() + model.recurrent.numel() + places * (model.seen.numel() + model.own.numel())
+    assert sizes.state == per_state
     per_action = model.first.numel() + model.direct.numel() + places * (inner + model.output[:-1].numel())
     assert sizes.forward_model.action == per_action + model.output[-1:].numel()
     agent.update()

@@ -32,7 +32,7 @@ class LocalFolded(NamedTuple):
     hidden: list[tuple[Tensor, Tensor]]  # further layers: weight (U, U), bias (U,)
     output: Tensor  # (C + 1, U) W~ on the tanh features
     bias: Tensor  # (C + 1,)
-    own: Tensor  # (C + 1, C) W~ on a place's own numbers; (0, 0) without `--forward.skip`
+    own: Tensor  # (C, C) W~ on a place's own numbers; (0, 0) without `--forward.skip`
     direct: Tensor  # (C + 1, H) W~ on h'
     direct_columns: Tensor  # (A, C + 1)
 
@@ -62,7 +62,7 @@ def fold(forward_model: LocalForwardModel, sample: SampledModel) -> LocalFolded:
         hidden=[(layer.weight.detach(), layer.bias.detach()) for layer in hidden],
         output=output.contiguous(),
         bias=sample.bias,
-        own=own.contiguous(),
+        own=own[:-1].contiguous(),
         direct=direct.contiguous(),
         direct_columns=columns.T.contiguous(),
     )
@@ -83,10 +83,9 @@ def predicted(model: LocalFolded, latents: Tensor, hidden: Tensor) -> tuple[Tens
     own = linear(x, model.output[:-1], model.bias[:-1]).view(count, num_actions, places.count, places.channels)
     reward = linear(most, model.output[-1:], model.bias[-1:]).view(count, num_actions, 1)
     if len(model.own):
-        numbers = places.own(latents)
         direct = linear(rows, model.direct).view(count, num_actions, -1) + model.direct_columns
-        own = own + (numbers @ model.own[:-1].T)[:, None] + direct[:, :, None, :-1]
-        reward = reward + (maximum(numbers) @ model.own[-1])[:, None, None] + direct[..., -1:]
+        own = own + (places.own(latents) @ model.own.T)[:, None] + direct[:, :, None, :-1]
+        reward = reward + direct[..., -1:]
     own = own.reshape(count * num_actions, places.count, places.channels)
     return torch.cat([places.flat(own), reward.view(-1, 1)], 1), rows
 
