@@ -51,7 +51,7 @@ def targets(agent: Agent, weight: Tensor, execution: Execution, product: Abstrac
     with dispatch.force("reference"), product:
         latents = encode_buffer(models, agent.replay, config.chunk_rows, execution)[agent.replay.stored_slots()]
         generator = torch.Generator().manual_seed(0)
-        hidden = torch.tanh(torch.randn(len(latents), config.forward.recurrent, generator=generator)).to(latents)
+        hidden = torch.tanh(torch.randn(len(latents), config.forward.hidden, generator=generator)).to(latents)
         model = fold(models.forward_model, SampledModel(weight, weight.new_zeros(len(weight))))
         with execution.autocast():
             ahead = predict(model, models.termination, latents, hidden, config.termination.threshold)

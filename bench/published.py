@@ -46,7 +46,7 @@ def posterior_mean(models: Models, replay: Replay, config: Config) -> tuple[torc
     longest = max(episode.length for episode in replay.episodes)
     starts = torch.tensor([episode.start for episode in replay.episodes])
     lengths = torch.tensor([episode.length for episode in replay.episodes])
-    hidden = forward_model.output.weight.new_zeros(len(starts), config.forward.recurrent)
+    hidden = forward_model.output.weight.new_zeros(len(starts), config.forward.hidden)
     features, targets = [], []
     for t in range(longest):
         now = (starts + torch.minimum(torch.tensor(t), lengths - 1)) % replay.num_slots  # padded

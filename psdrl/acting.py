@@ -29,7 +29,7 @@ class Actor:
 
     def __init__(self, agent: "Agent", num_envs: int, seed: int) -> None:
         self.agent = agent
-        self.hidden = torch.zeros(num_envs, agent.config.forward.recurrent, device=agent.device, dtype=agent.dtype)
+        self.hidden = torch.zeros(num_envs, agent.config.forward.hidden, device=agent.device, dtype=agent.dtype)
         self.generator = torch.Generator(agent.device).manual_seed(seed)
         self._run: Step = self._decide_plainly  # reads the sampled model where it lies, so it cannot be captured
         if agent.config.update_path == "fast":

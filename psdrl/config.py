@@ -58,7 +58,8 @@ class ForwardConfig:
     units: int = 2292
     """Units of each layer, and the number of features k. [paper]"""
     recurrent: int = 756
-    """Recurrent hidden units. [paper]"""
+    """Recurrent hidden units; 0: no memory, for observations that say all: h stays zero, and states that are equal are
+    predicted once. [paper]"""
     feature_activation: Literal["linear", "tanh"] = "linear"
     """Activation of the last feature layer. [released: linear]"""
     gain: float = 1.0
@@ -80,6 +81,11 @@ class ForwardConfig:
     reward_weight: float = 1.0
     """Weight of the reward's squared error in Eq. 2; 0: 3 / var(reward) of the buffer, within [1, 1000], or, with P
     places, P / var(reward), within [1, 100 P]: as much as a plane of standardised numbers. [paper: 1]"""
+
+    @property
+    def hidden(self) -> int:
+        """Size of h: without memory one number, which stays zero."""
+        return max(1, self.recurrent)
 
 
 @dataclass(frozen=True)

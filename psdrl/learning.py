@@ -244,7 +244,7 @@ def train_forward(
     for _ in range(config.forward.iterations):
         batch = sample()
         size, length = batch.actions.shape
-        hidden = forward_model.output.weight.new_zeros(size, config.forward.recurrent)
+        hidden = forward_model.output.weight.new_zeros(size, config.forward.hidden)
         for start in range(0, length, config.forward.window):
             stop = min(start + config.forward.window, length)
             window = (x[:, start:stop].T for x in (batch.actions, batch.rewards, batch.terminated))  # time first

@@ -21,7 +21,7 @@ _MINIMA = {
     "autoencoder.iterations": 0,
     "forward.layers": 2,
     "forward.units": 1,
-    "forward.recurrent": 1,
+    "forward.recurrent": 0,
     "forward.window": 1,
     "forward.iterations": 0,
     "forward.reward_weight": 0,

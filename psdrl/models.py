@@ -54,13 +54,18 @@ class ForwardModel(nn.Module):
         seen, own = seen or latent, own or latent
         self.latent_size, self.num_actions = latent, num_actions
         self.tanh_features = config.feature_activation == "tanh"
-        self.gru = nn.GRUCell(latent + num_actions, config.recurrent)
-        widths = [config.recurrent + seen + num_actions] + [config.units] * (config.layers - 1)
+        self.gru = nn.GRUCell(latent + num_actions, config.hidden)
+        self.memoryless = not config.recurrent
+        if self.memoryless:  # 0.5 tanh(0) + 0.5 h: h stays zero
+            self.gru.requires_grad_(False)
+            for parameter in self.gru.parameters():
+                parameter.zero_()
+        widths = [config.hidden + seen + num_actions] + [config.units] * (config.layers - 1)
         self.layers = nn.ModuleList(nn.Linear(i, o) for i, o in pairwise(widths))
         with torch.no_grad():
             next(self.layers[0].parameters()).mul_(config.gain)
         self.skip = config.skip
-        features = config.units + (config.recurrent + own + num_actions if config.skip else 0)
+        features = config.units + (config.hidden + own + num_actions if config.skip else 0)
         self.output = nn.Linear(features, own + 1)  # the bias serves only the no-sampling ablations
 
     @property
@@ -108,8 +113,8 @@ class LocalForwardModel(ForwardModel):
     A place's features see h', its neighbourhood and the action; its part of z' is linear in them, with the same rows
     w_1 ... w_C everywhere. The reward is linear in each unit's maximum over the places; the place's own numbers are no
     features of it, for their maxima are constant until something appears anywhere, and draws would promise or forbid it
-    by the size of its number. Each action has a gate: a factor on what the units of the first layer see, so that what an action does to what is there is to be seen before
-    any training (docs/learning.md: MinAtar Freeway)."""
+    by the size of its number (docs/experiments.md, What a draw may promise). Each action has a gate: a factor on what
+    the units of the first layer see, so that what an action does to what is there is to be seen before any training."""
 
     def __init__(self, places: Places, num_actions: int, config: ForwardConfig) -> None:
         size = places.count * places.channels
@@ -243,7 +248,7 @@ class Models(nn.Module):
         self.autoencoder: Autoencoder | Identity = (
             Autoencoder(spec.shape, config.autoencoder) if spec.kind == "image" else Identity(spec.shape[0], spec.grid)
         )
-        latent, hidden = self.autoencoder.latent_size, config.forward.recurrent
+        latent, hidden = self.autoencoder.latent_size, config.forward.hidden
         places = self.autoencoder.places
         if places is None and (config.forward.local or config.termination.local):
             raise UserError(

@@ -69,7 +69,7 @@ def train_forward(models: Models, optimisers: Optimisers, latents: Latents, samp
     for _ in range(config.forward.iterations):
         batch = sample()
         size, length = batch.actions.shape
-        hidden = forward_model.output.weight.new_zeros(size, config.forward.recurrent)
+        hidden = forward_model.output.weight.new_zeros(size, config.forward.hidden)
         for start in range(0, length, config.forward.window):
             loss = termination_loss = torch.zeros((), device=hidden.device)
             steps = range(start, min(start + config.forward.window, length))
@@ -147,7 +147,7 @@ def train_value(
     for _ in range(iterations):
         batch = sample()
         size, length = batch.actions.shape
-        hidden = model.weight.new_zeros(size, config.forward.recurrent)
+        hidden = model.weight.new_zeros(size, config.forward.hidden)
         if hidden_states is not None:
             hidden = hidden_states[batch.slots[:, 0]]
         along = [hidden]

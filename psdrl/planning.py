@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from psdrl.config import Config
+from psdrl.distinct import firsts
 from psdrl.execution import EAGER, Execution, optimiser_state
 from psdrl.graphs import Step
 from psdrl.kernels.linear_tanh import linear, linear_tanh
@@ -125,6 +126,9 @@ class Foresight(NamedTuple):
         drawn = torch.stack([batch.slots[:, :-1].T for batch in batches])  # (batches, L, B), time first
         drawn = drawn.flip(1) if self.backward else drawn
         slots, place = drawn.unique(return_inverse=True)
+        if self.forward_model.memoryless:  # then equal states differ in nothing
+            kept, of_slot = firsts(self.latents[slots]).unique(return_inverse=True)
+            slots, place = slots[kept], of_slot[place]
         z, hidden = self.latents[slots], hidden_states[slots]
         states = torch.cat([z, hidden], 1)
         size = self.forward_model.num_actions * states[0].nbytes * len(slots)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from psdrl.config import Config
+from psdrl.distinct import firsts
 from psdrl.errors import UserError
 from psdrl.execution import EAGER, Execution
 from psdrl.kernels.linear_tanh import linear_tanh
@@ -50,12 +51,16 @@ class Statistics:
         return self._gram
 
     @torch.no_grad()
-    def add(self, features: Tensor, targets: Tensor, weight: float = 1.0) -> None:
-        """Add rows of features (n, k) and targets (n, Z + 1); weight -1 takes them away again."""
+    def add(self, features: Tensor, targets: Tensor, weight: float = 1.0, times: Tensor | None = None) -> None:
+        """Add rows of features (n, k) and targets (n, Z + 1); weight -1 takes them away again, `times` (n,) says how
+        often each occurs."""
+        if times is not None:
+            root = times.double().sqrt()[:, None]
+            features, targets = features * root, targets * root
         gram_accumulate_(self._gram, self.cross, features.to(targets), targets, weight)
         self._mirrored = False
         self.squares += weight * targets.double().square().sum(0)
-        self.rows += round(weight) * len(features)
+        self.rows += round(weight) * (len(features) if times is None else int(times.sum()))
 
 
 class LocalStatistics:
@@ -90,15 +95,18 @@ class LocalStatistics:
         return torch.cat([self.near.squares, self.reward.squares])
 
     @torch.no_grad()
-    def add(self, features: LocalFeatures, targets: Tensor, weight: float = 1.0) -> None:
-        """Add the features of n transitions and their targets [z', r] (n, Z + 1)."""
+    def add(self, features: LocalFeatures, targets: Tensor, weight: float = 1.0, times: Tensor | None = None) -> None:
+        """Add the features of n transitions and their targets [z', r] (n, Z + 1), as `Statistics.add` does."""
         near, own = features.near(), self._places.own(targets[:, :-1])
-        self.near.add(near.flatten(0, 1), own.flatten(0, 1), weight)
+        each_place = None if times is None else times.repeat_interleave(self._places.count)
+        self.near.add(near.flatten(0, 1), own.flatten(0, 1), weight, each_place)
         everywhere = weight * features.everywhere.double().T
+        if times is not None:
+            everywhere = everywhere * times
         self._mixed += everywhere @ near.sum(1, dtype=torch.float64)
         self._square += self._places.count * everywhere @ features.everywhere.double()
         self._cross += everywhere @ own.sum(1, dtype=torch.float64)
-        self.reward.add(features.maxima(), targets[:, -1:].contiguous(), weight)
+        self.reward.add(features.maxima(), targets[:, -1:].contiguous(), weight, times)
         self.rows = self.reward.rows
 
 
@@ -158,19 +166,58 @@ def buffer_statistics(
     """Features and targets of all stored transitions, streamed: Phi is never materialised."""
     statistics = empty_statistics(models.forward_model, replay.device)
     chunk_rows = max(1, chunk_rows // models.forward_model.rows_per_state)
-    for slots, inputs, _, next_hidden in walk(models, replay, latents, chunk_rows):
-        following = latents[(slots + 1) % replay.num_slots]
-        targets = torch.cat([following, replay.rewards[slots, None].to(following)], 1)
+    if models.forward_model.memoryless:
+        rows = distinct_transitions(models, replay, latents, chunk_rows)
+    else:
+        rows = all_transitions(models, replay, latents, chunk_rows)
+    for x, targets, times in rows:
         with execution.autocast():
-            phi = models.forward_model.feature_layers(torch.cat([next_hidden, inputs], 1), linear_tanh)
-        statistics.add(phi, targets)  # type: ignore[arg-type]
+            phi = models.forward_model.feature_layers(x, linear_tanh)
+        statistics.add(phi, targets, times=times)  # type: ignore[arg-type]
     return statistics
+
+
+def targets_at(replay: Replay, latents: Latents, slots: Tensor) -> Tensor:
+    """[z', r] (n, Z + 1) of the transitions at slots (n,)."""
+    following = latents[(slots + 1) % replay.num_slots]
+    return torch.cat([following, replay.rewards[slots, None].to(following)], 1)
+
+
+class Transitions(NamedTuple):
+    """Rows of the regression."""
+
+    inputs: Tensor  # (n, H + Z + A) [h', z, onehot(a)]
+    targets: Tensor  # (n, Z + 1) [z', r]
+    times: Tensor | None = None  # (n,) how often each occurs, if not once
+
+
+def all_transitions(models: Models, replay: Replay, latents: Latents, chunk_rows: int) -> Iterator[Transitions]:
+    """All stored transitions with the h' of their episodes."""
+    for slots, inputs, _, next_hidden in walk(models, replay, latents, chunk_rows):
+        yield Transitions(torch.cat([next_hidden, inputs], 1), targets_at(replay, latents, slots))
+
+
+def distinct_transitions(models: Models, replay: Replay, latents: Latents, chunk_rows: int) -> Iterator[Transitions]:
+    """The stored transitions that differ, without memory: of 15,000 in 500 episodes of DeepSea-30 at most 930."""
+    stored, slots = replay.stored_slots(), replay.transition_slots()
+    state = stored.new_zeros(replay.num_slots)  # its number: equal states have the same
+    state[stored] = firsts(latents[stored])
+    following = state[(slots + 1) % replay.num_slots]
+    rows = torch.stack([state[slots], replay.actions[slots], following], 1).double()
+    same = firsts(torch.cat([rows, replay.rewards[slots, None].double()], 1))
+    for kept, times in zip(*(x.split(chunk_rows) for x in same.unique(return_counts=True)), strict=True):
+        z = latents[slots[kept]]
+        hidden = z.new_zeros(len(z), models.forward_model.gru.hidden_size)
+        actions = one_hot(replay.actions[slots[kept]], models.forward_model.num_actions, z)
+        yield Transitions(torch.cat([hidden, z, actions], 1), targets_at(replay, latents, slots[kept]), times)
 
 
 def hidden_states(models: Models, replay: Replay, latents: Latents, chunk_rows: int) -> Tensor:
     """h_t (slots, H) of all stored states but the last of each episode, as playing leads to them."""
     weight = models.forward_model.output.weight
     table = weight.new_zeros(replay.num_slots, models.forward_model.gru.hidden_size)
+    if models.forward_model.memoryless:
+        return table
     for stretch in walk(models, replay, latents, chunk_rows):
         table[stretch.slots] = stretch.hidden
     return table

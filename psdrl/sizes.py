@@ -41,7 +41,7 @@ class Sizes:
     def of(cls, config: Config, spec: EnvSpec) -> "Sizes":
         """Count what `psdrl.models` builds."""
         encoder, decoder, latent, ae_parameters = convolutions(config, spec)
-        hidden, actions, places = config.forward.recurrent, spec.num_actions, places_of(config, spec)
+        hidden, actions, places = config.forward.hidden, spec.num_actions, places_of(config, spec)
         gru = 3 * hidden * (latent + actions + hidden)
         forward = whole_state(config.forward, latent, actions)
         if places and config.forward.local:
@@ -78,23 +78,23 @@ def whole_state(f: ForwardConfig, latent: int, actions: int) -> ForwardSizes:
     """Features of the whole state. Factored: z enters once per state, h' once per action; a last linear layer is folded
     into the output layer."""
     inner = [f.units * f.units] * (f.layers - 2)
-    inputs = f.recurrent + latent + actions
+    inputs = f.hidden + latent + actions
     features, direct = f.units + (inputs if f.skip else 0), latent + 1 if f.skip else 0
     network = inputs * f.units + sum(inner) + features * (latent + 1)
     if f.feature_activation == "linear":
         inner = inner[1:]  # folded; if there is none, the first layer is
-    action = f.recurrent * (f.units + direct) + sum(inner) + f.units * (latent + 1)
+    action = f.hidden * (f.units + direct) + sum(inner) + f.units * (latent + 1)
     return ForwardSizes(features, latent + 1, 1, network, latent * (f.units + direct), action, network)
 
 
 def each_place(f: ForwardConfig, places: Places, actions: int) -> ForwardSizes:
     """The same features at every place; h' and the action enter once for all of them."""
     p, c, u = places.count, places.channels, f.units
-    inner, everywhere = (f.layers - 2) * u * u, (f.recurrent + actions) * u
-    features = u + (f.recurrent + c + actions if f.skip else 0)
+    inner, everywhere = (f.layers - 2) * u * u, (f.hidden + actions) * u
+    features = u + (f.hidden + c + actions if f.skip else 0)
     network = p * (places.seen * u + inner + features * c) + features - (c if f.skip else 0) + everywhere
     state = p * (places.seen * u + (c * c if f.skip else 0))
-    action = f.recurrent * (u + (c + 1 if f.skip else 0)) + p * (inner + u * c) + u
+    action = f.hidden * (u + (c + 1 if f.skip else 0)) + p * (inner + u * c) + u
     weights = places.seen * u + everywhere + inner + features * (c + 1) + (p + actions) * u
     return ForwardSizes(features, c + 1, p, network, state, action, weights)
 

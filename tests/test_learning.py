@@ -112,7 +112,7 @@ def test_equations_2_and_3_of_a_whole_batch(reduction: str, weight: float) -> No
     forward_total = termination_total = 0.0
     z = replay.frames(batch.slots).double().numpy()
     output = parameters_of(models.forward_model.output)
-    h = np.zeros((3, config.forward.recurrent))
+    h = np.zeros((3, config.forward.hidden))
     for t in range(5):
         action = batch.actions[:, t].numpy()
         h = hand_hidden(models.forward_model, z[:, t], action, h)

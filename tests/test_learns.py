@@ -65,7 +65,7 @@ def deviation_at_untried(size: int) -> float:
     tried = torch.arange(len(cells)) % 2
 
     def features(actions: Tensor) -> Tensor:
-        hidden = z.new_zeros(len(z), config.forward.recurrent)
+        hidden = z.new_zeros(len(z), config.forward.hidden)
         return model.features(model.next_hidden(z, actions, hidden), z, actions).detach()
 
     seen, untried = features(tried), features(1 - tried)

@@ -63,12 +63,28 @@ CASES = {
     "local-released": {"kind": "grid", "forward": LOCAL, "posterior": {"rule": "released"}},
     "local-no-sampling": {"kind": "grid", "forward": LOCAL, "algo": "egreedy-exploit"},
     "local-noise-from-data": {"kind": "grid", "forward": LOCAL, "posterior": {"noise_from_data": True}},
+    "no-memory": {"kind": "vector", "different": 4, "forward": {"recurrent": 0}},
+    "no-memory-nothing-repeats": {"chunk_rows": 7, "forward": {"recurrent": 0, "skip": True}},
+    "no-memory-images-against-time": {
+        "different": 5,
+        "chunk_rows": 7,
+        "forward": {"recurrent": 0},
+        "value": {"sweep": "backward", "start": "episode", "iterations": 2},
+        "posterior": {"noise_from_data": True},
+    },
+    "no-memory-local": {"kind": "grid", "different": 3, "forward": {**LOCAL, "recurrent": 0, "skip": True}},
+    "no-memory-released": {
+        "kind": "vector",
+        "different": 4,
+        "forward": {"recurrent": 0},
+        "posterior": {"rule": "released"},
+    },
     "noise-from-data": {"kind": "vector", "posterior": {"noise_from_data": True, "noise_reward": 1e-4}},
 }
 
 
-def make(path, dtype, kind="image", actions=3, lengths=(9, 12, 30, 1), **settings):
-    """An agent with a few random episodes; equal for every path and dtype."""
+def make(path, dtype, kind="image", actions=3, lengths=(9, 12, 30, 1), different=None, **settings):
+    """An agent with a few random episodes, of all or a few different observations; equal for every path and dtype."""
     shape, observed = ((1, 64, 64), "uint8") if kind == "image" else ((11,), "float32")
     grid = (4, 3, 2) if kind == "grid" else None
     if grid:
@@ -78,11 +94,15 @@ def make(path, dtype, kind="image", actions=3, lengths=(9, 12, 30, 1), **setting
     rng = np.random.default_rng(1)
     for number, length in enumerate(lengths):
         env = number % config.num_envs
-        size = (length + 1, *shape)
-        frames = rng.integers(0, 256, size) if kind == "image" else rng.normal(size=size)
+        drawn = np.random.default_rng(2) if different else rng  # the same few in every episode
+        size = (different or length + 1, *shape)
+        frames = drawn.integers(0, 256, size) if kind == "image" else drawn.normal(size=size)
+        if different:
+            frames = frames[rng.integers(different, size=length + 1)]
         agent.replay.start(env, frames[0].astype(observed))
         for t in range(length):
-            action, reward = int(rng.integers(actions)), float(rng.normal())
+            action = int(rng.integers(actions))
+            reward = float(rng.integers(2)) if different else float(rng.normal())
             agent.replay.add(env, action, reward, frames[t + 1].astype(observed), t == length - 1, False)
     return agent
 

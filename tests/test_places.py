@@ -67,7 +67,7 @@ def test_a_place_sees_its_neighbourhood(places):
 def test_forward_model_is_a_convolution_with_a_maximum(places, skip):
     config = configure(env="synthetic", preset="debug", forward={**LOCAL, "skip": skip, "layers": 3}).forward
     model = parameters(LocalForwardModel(places, 2, config))
-    z, h = torch.randn(5, model.latent_size).double(), torch.randn(5, config.recurrent).double()
+    z, h = torch.randn(5, model.latent_size).double(), torch.randn(5, config.hidden).double()
     actions = torch.tensor([0, 1, 1, 0, 1])
     prediction, following = model(z, actions, h)
     torch.testing.assert_close(following, model.next_hidden(z, actions, h))

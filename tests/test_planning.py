@@ -107,7 +107,7 @@ def hand_plan(
         z = replay.frames(batch.slots).double()
         steps, discount = range(batch.actions.shape[1]), config.value.discount
         weight, bias = model.weight.numpy(), model.bias.numpy()
-        along: list[Array] = [np.zeros((len(z), config.forward.recurrent))]
+        along: list[Array] = [np.zeros((len(z), config.forward.hidden))]
         for t in steps:
             returns, following = hand_returns(work, weight, bias, z[:, t].numpy(), along[t], discount, target)
             greedy = variant == "hidden follows the greedy action"

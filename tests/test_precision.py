@@ -18,7 +18,7 @@ def targets(agent, how):
     """Planning targets of all stored states, with hidden states of one."""
     models, config = agent.models, agent.config
     latents = agent.models.encode(agent.replay.observations[agent.replay.stored_slots()])
-    hidden = torch.tanh(torch.randn(len(latents), config.forward.recurrent, generator=torch.Generator().manual_seed(0)))
+    hidden = torch.tanh(torch.randn(len(latents), config.forward.hidden, generator=torch.Generator().manual_seed(0)))
     with torch.no_grad(), how.autocast():
         model = folded(models.forward_model, agent.model)
         ahead = predict(model, models.termination, latents, hidden.to(latents), config.termination.threshold)

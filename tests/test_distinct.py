@@ -1,0 +1,58 @@
+"""Rows that occur more than once, and the model without memory that profits from them."""
+
+import numpy as np
+import pytest
+import torch
+
+from psdrl import Agent, configure
+from psdrl.distinct import firsts
+from psdrl.envs.vector import EnvSpec
+from psdrl.posterior import distinct_transitions
+
+
+@pytest.mark.parametrize("count", [0, 1, 50, 5000])
+def test_firsts_are_the_first_equal_rows(count):
+    rows = torch.randint(3, (count, 4), generator=torch.Generator().manual_seed(0)).float()
+    seen: dict[tuple, int] = {}
+    wanted = [seen.setdefault(tuple(row), i) for i, row in enumerate(rows.tolist())]
+    assert firsts(rows).tolist() == wanted
+
+
+def test_rows_that_share_a_key_by_chance_stay_apart():
+    a, b = torch.rand(2, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).tolist()
+    rows = torch.tensor([[b, 0.0], [0.0, a], [0.0, a], [b, 0.0]], dtype=torch.float64)
+    assert firsts(rows).tolist() in ([0, 1, 2, 0], [0, 1, 1, 0])  # never 0 for the middle ones
+
+
+def agent_with_two_states(recurrent: int) -> Agent:
+    """Twenty steps between two states, by two actions."""
+    config = configure(env="synthetic", preset="debug", device="cpu", forward={"recurrent": recurrent})
+    agent = Agent(config, EnvSpec("synthetic", "vector", (2,), "float32", 2, "none"))
+    states = np.eye(2, dtype=np.float32)
+    agent.replay.start(0, states[0])
+    for t in range(20):
+        agent.replay.add(0, t // 2 % 2, float(t % 2), states[(t + 1) % 2], t == 19, False)
+    return agent
+
+
+def test_without_memory_each_transition_counts_as_often_as_it_occurs():
+    agent = agent_with_two_states(0)
+    table = torch.zeros(agent.replay.num_slots, 2)
+    table[agent.replay.stored_slots()] = agent.replay.frames(agent.replay.stored_slots()).float()
+    rows = list(distinct_transitions(agent.models, agent.replay, table, chunk_rows=3))
+    assert [len(part.targets) for part in rows] == [3, 1]  # two states, two actions
+    assert sum(int(part.times.sum()) for part in rows if part.times is not None) == 20
+    for inputs, targets, _ in rows:
+        torch.testing.assert_close(targets[:, :2], inputs[:, 1:3].flip(1))  # it goes to the other state
+        torch.testing.assert_close(targets[:, 2], inputs[:, 2])  # and is paid for leaving the second
+
+
+@pytest.mark.parametrize("recurrent", [0, 3])
+def test_hidden_states_stay_zero_without_memory_only(recurrent):
+    agent = agent_with_two_states(recurrent)
+    for _ in range(3):
+        agent.update()
+    actor = agent.actors[0]
+    for _ in range(3):
+        actor.act(np.eye(2, dtype=np.float32)[:1], 0.5)
+    assert bool((actor.hidden == 0).all()) == (recurrent == 0)
