@@ -295,7 +295,7 @@ class Models(nn.Module):
         if self.options.standardise:
             places = self.forward_model.places
             alike = latents if places is None else places.own(latents).flatten(0, 1)  # one scale for all places
-            mean, deviation = alike.mean(0), alike.std(0, correction=0)
+            deviation, mean = torch.std_mean(alike, 0, correction=0)
             scale = 1 / deviation.clamp(min=LEAST_DEVIATION * deviation.max())
             scale = torch.where(deviation > 0, scale, 1.0)  # never seen to change: no telling how much it will
             for buffer, numbers in ((self.latent_mean, mean), (self.latent_scale, scale)):
