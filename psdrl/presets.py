@@ -144,7 +144,8 @@ def _deepsea(base: Config) -> Config:
     initial weights shrink with the N^2 inputs, and features in tanh's linear range take an untried action for the sum
     of what they know; planning, for V has to follow each draw over N steps; and the noise shrinks, for a path adds up N
     draws. From N = 20 on sweeps go against time, half as many, and there is no memory, which a diver does not need, so
-    that equal states are predicted once (results/tuning/deepsea-20). [ours: docs/learning.md; measured: results/deepsea-*]"""
+    that equal states are predicted once (results/tuning/deepsea-20). [ours: docs/learning.md; measured:
+    results/deepsea-*]"""
     size = deepsea_size(base.env) or 10
     noise, large = 0.1 / size**2, size >= 20
     return replace(
