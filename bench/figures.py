@@ -58,9 +58,15 @@ def caption(figure: Any, text: str) -> None:
     figure.text(0.01, 0.01, text, fontsize=7, va="bottom", wrap=True)
 
 
+def beside(figure: Any, axes: Any) -> None:
+    """The legend beside the axes, where it covers nothing, and room for it and for the caption."""
+    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+    figure.subplots_adjust(left=0.08, right=0.68, bottom=0.2)
+
+
 def ladder(runs: Runs, path: Path) -> None:
     """Episodes until DeepSea-N is solved against N; hollow triangles: not solved when the run ended."""
-    figure, axes = plt.subplots(figsize=(7, 4.8))
+    figure, axes = plt.subplots(figsize=(9.5, 4.8))
     names = sorted(
         (env for env in runs if deepsea_size(env) and "image" not in env), key=lambda e: deepsea_size(e) or 0
     )
@@ -95,8 +101,7 @@ def ladder(runs: Runs, path: Path) -> None:
     axes.plot(sizes, 2.0**sizes, "k:", linewidth=1, label="2^N: first treasure by random actions")
     axes.set(yscale="log", xlabel="N", ylabel=f"episodes until {SOLVED} of {WINDOW} solved", xticks=sizes)
     axes.set_ylim(20, 1_000_000)
-    axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(0, 1.0))
-    figure.subplots_adjust(bottom=0.2)
+    beside(figure, axes)
     caption(
         figure,
         "Runs: seeds at each N. Dots: solved; hollow triangles: not solved when the run ended; lines: median of all "
@@ -140,8 +145,7 @@ def curves(env: str, variants: dict[str, list[dict[str, Any]]], path: Path) -> N
         axes.plot(grid, lines.mean(0), color=colour(variant), label=f"{LABELS[variant]} (seeds: {len(found)})")
         axes.fill_between(grid, lines.min(0), lines.max(0), color=colour(variant), alpha=0.15, lw=0)
     axes.set(xlabel="environment steps", ylabel=f"return, mean of the last {recent(env)} episodes", title=env)
-    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1), frameon=False)  # beside what it names
-    figure.subplots_adjust(left=0.08, right=0.68, bottom=0.2)
+    beside(figure, axes)
     ended = "\nSolved DeepSea runs end there and go on flat." if deepsea_size(env) else ""
     caption(
         figure,
