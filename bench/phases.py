@@ -9,7 +9,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -92,7 +92,7 @@ def unit(name: Unit, agent: Agent, path: str) -> tuple[Callable[[], object], flo
     return lambda: train(models, optimisers, table, sampler(size, steps), agent.model, short), steps
 
 
-def _latents(agent: Agent, path: str) -> learning.Latents:
+def _latents(agent: Agent, path: str) -> Any:
     if path == "fast":
         return learning.encode_buffer(agent.models, agent.replay, agent.config.chunk_rows)
     return plain.EncodeOnUse(agent.models, agent.replay)

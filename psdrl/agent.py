@@ -138,7 +138,7 @@ class Agent:
             if config.algo == "fresh-value":
                 self._renew_value()
             hidden = None
-            if config.value.start == "episode" or models.forward_model.memoryless:  # without memory they are the same
+            if config.plans_within_episodes:
                 hidden = path.hidden_states(models, replay, latents, config.chunk_rows)
             losses |= path.train_value(
                 models, optimisers, latents, self.batch, self.model, config, hidden, *how

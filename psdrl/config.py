@@ -44,9 +44,10 @@ class LatentConfig:
 
     standardise: bool = False
     """Subtract each dimension's mean and divide by its standard deviation; with places, each channel's. [paper: no;
-    ours: docs/learning.md]"""
+    ours: docs/experiments.md]"""
     clamp: bool = False
-    """Keep predicted latent states within each dimension's range in the buffer. [paper: no; ours: docs/learning.md]"""
+    """Keep predicted latent states within each dimension's range in the buffer. [paper: no; ours:
+    docs/experiments.md]"""
 
 
 @dataclass(frozen=True)
@@ -66,12 +67,12 @@ class ForwardConfig:
     """Factor on the initial weights of the first feature layer. [ours: 1 is PyTorch's initialisation]"""
     skip: bool = False
     """Also give the output layer the feature network's inputs [h', z, a], so that what stays as it was and what an
-    action always does need not be learned by gradient steps. [paper: no; ours: docs/learning.md]"""
+    action always does need not be learned by gradient steps. [paper: no; ours: docs/experiments.md]"""
     local: bool = False
     """One feature network and one output layer for all places of a latent state that is a grid (MinAtar; an autoencoder
     with latent 0): a place sees h', the 3 x 3 places around it and the action, which also has a factor for what each
-    unit sees; the reward is linear in each feature's maximum over the places. Needs tanh features. [paper: no; ours:
-    docs/learning.md]"""
+    unit sees; the reward is linear in each unit's maximum over the places. Needs tanh features. [paper: no; ours:
+    docs/experiments.md]"""
     window: int = 4
     """Steps l of truncated backpropagation through time. [paper; the released code has 5]"""
     learning_rate: float = 1e-4
@@ -102,10 +103,10 @@ class TerminationConfig:
     """A state is taken for absorbing if its estimate reaches this. [paper, Eq. 7]"""
     local: bool = False
     """The same hidden layers at every place of the grid, then their maximum over the places. [paper: no; ours:
-    docs/learning.md]"""
+    docs/experiments.md]"""
     predicted: bool = False
     """Learn from the forward model's predictions of the states as well as from the states: predictions are what
-    planning asks about, and they are blurred. [paper: no; ours: docs/learning.md]"""
+    planning asks about, and they are blurred. [paper: no; ours: docs/experiments.md]"""
     weight: float = 1.0
     """Weight of an absorbing state's squared error in Eq. 3: rare ends else stay below the threshold. [paper: 1]"""
 
@@ -126,18 +127,18 @@ class ValueConfig:
     """Gradient steps between two copies into the target network; the count restarts with each batch. [paper]"""
     target_rate: float = 1.0
     """How far the target network goes towards the value network at each of these copies; 1: all the way. [paper] Below
-    1 it is an average of past value networks, and acting uses it too. [ours: docs/learning.md]"""
+    1 it is an average of past value networks, and acting uses it too. [ours: docs/experiments.md]"""
     networks: int = 1
     """Value networks, trained on the same targets; what counts is the smallest of their values, for the best of several
-    noisy ones is too high. [paper: 1; ours: docs/learning.md]"""
+    noisy ones is too high. [paper: 1; ours: docs/experiments.md]"""
     random_share: float = 0.0
     """Share of random actions that planning reckons with: targets mix the mean over actions into the maximum, so states
-    from which a slip is fatal are worth less. [paper: 0; ours: docs/learning.md]"""
+    from which a slip is fatal are worth less. [paper: 0; ours: docs/experiments.md]"""
     discount: float = 0.99
     """Discount factor gamma. [paper]"""
     sweep: Literal["forward", "backward"] = "forward"
     """Order of a sweep's gradient steps through the sequences: with time [paper, released], or against it: V's changes
-    then reach the states before them in the same sweep. [ours: docs/learning.md]"""
+    then reach the states before them in the same sweep. [ours: docs/experiments.md]"""
     start: Literal["zero", "episode"] = "zero"
     """Hidden state at the start of a sequence in planning: zero [paper], or what its episode up to there leads to, as
     in acting; sequences of L steps from zero never see the hidden states of long episodes."""
@@ -160,7 +161,7 @@ class PosteriorConfig:
     """Noise variance sigma^2 of the reward target. [paper: 1 for all]"""
     noise_from_data: bool = False
     """Noise variances from the regression's residuals, no smaller than the two above. [paper: no; ours:
-    docs/learning.md]"""
+    docs/experiments.md]"""
     released_ridge: float = 100.0
     """Ridge of rule `released`. [released]"""
     released_scale: float = 1e-3
@@ -179,7 +180,7 @@ class ReplayConfig:
     """Steps L per sequence; shrinks to the shortest episode while no episode is that long. [paper; released]"""
     ends: Literal["rare", "even"] = "rare"
     """How often an episode's last step is drawn: L times less than others, for sequences start anywhere within [paper,
-    released: rare], or as often: they may hang over at both ends and are moved inside [ours: docs/learning.md]."""
+    released: rare], or as often: they may hang over at both ends and are moved inside [ours: docs/experiments.md]."""
     device: Literal["auto", "device", "host"] = "auto"
     """Where the frames lie: on the run's device, or in (pinned) host memory, from where each batch is copied; auto: on
     the device if they take less than a quarter of its free memory. On a CPU both are the same. [ours]"""
@@ -221,7 +222,7 @@ class MinAtarConfig:
     """Probability of repeating the last action. [ours: deterministic, as the paper assumes; MinAtar publishes 0.1]"""
     stack: int = 1
     """Frames in an observation, this one and the last ones: games have timers that no single frame shows, such as when
-    a player may move again. [ours: docs/learning.md; MinAtar publishes 1]"""
+    a player may move again. [ours: docs/experiments.md; MinAtar publishes 1]"""
     ramping: bool = False
     """Difficulty ramping. [ours: off; MinAtar publishes on]"""
     max_steps: int = 5000
@@ -302,6 +303,11 @@ class Config:
     def rule(self) -> Rule:
         """The sampling rule in force: the epsilon-greedy ablations never sample."""
         return "none" if self.algo.startswith("egreedy") else self.posterior.rule
+
+    @property
+    def plans_within_episodes(self) -> bool:
+        """Whether a state's h in planning is that of its episode: so it is set, or there is no memory, and h is 0."""
+        return self.value.start == "episode" or self.forward.recurrent == 0
 
     @property
     def profiled(self) -> range:

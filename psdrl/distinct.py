@@ -3,16 +3,25 @@
 import torch
 from torch import Tensor
 
+ROWS = 4096  # at a time: nothing as large as the table is copied
+
+
+def keys(table: Tensor, rows: Tensor) -> Tensor:
+    """A number (n,) for each of these rows (n,) of the table (m, d), by a random projection."""
+    generator = torch.Generator(table.device).manual_seed(0)
+    direction = torch.rand(table.shape[1], dtype=table.dtype, device=table.device, generator=generator)
+    return torch.cat([table[part] @ direction for part in rows.split(ROWS)])
+
 
 @torch.no_grad()
-def firsts(rows: Tensor) -> Tensor:
-    """Of each row (n, d) the index (n,) of the first one that is equal to it.
+def firsts(table: Tensor, rows: Tensor) -> Tensor:
+    """Of each of these rows (n,) of the table (m, d) the place (n,) among them of the first that is equal to it.
 
-    Rows are sorted by a random projection and then compared: two rows that share a key by chance, or equal ones whose
-    keys are rounded differently, are merely not merged."""
-    generator = torch.Generator(rows.device).manual_seed(0)
-    direction = torch.rand(rows.shape[1], dtype=rows.dtype, device=rows.device, generator=generator)
-    keys, group = (rows @ direction).unique(return_inverse=True)
+    Rows are sorted by their keys and then compared: two that share a key by chance, or equal ones whose keys are
+    rounded differently, are merely not merged."""
+    values, group = keys(table, rows).unique(return_inverse=True)
     own = torch.arange(len(rows), device=rows.device)
-    first = own.new_full(keys.shape, len(rows)).scatter_reduce(0, group, own, "amin")[group]
-    return torch.where((rows[first] == rows).all(1), first, own)
+    first = own.new_full(values.shape, len(rows)).scatter_reduce(0, group, own, "amin")[group]
+    pairs = zip(rows[first].split(ROWS), rows.split(ROWS), strict=True)
+    equal = torch.cat([(table[a] == table[b]).all(1) for a, b in pairs])
+    return torch.where(equal, first, own)

@@ -111,7 +111,7 @@ def train_autoencoder(
 @torch.no_grad()
 def encode_buffer(models: Models, replay: Replay, chunk_rows: int, execution: Execution = EAGER) -> Tensor:
     """Latent states (slots, Z) of all stored observations, each encoded once. Slots that hold none are left as they
-    are: filling a table of MinAtar's 840 MB takes longer than encoding 30,000 of its states."""
+    are: filling MinAtar Freeway's 945 MB takes longer than encoding 10,000 of its states."""
     like = next(models.forward_model.parameters())
     table = like.new_empty(replay.num_slots, models.autoencoder.latent_size)
     # 256 frames make 47 MB of activations in the paper's first convolution; more are no faster.

@@ -297,7 +297,8 @@ class Models(nn.Module):
             alike = latents if places is None else places.own(latents).flatten(0, 1)  # one scale for all places
             deviation, mean = torch.std_mean(alike, 0, correction=0)
             scale = 1 / deviation.clamp(min=LEAST_DEVIATION * deviation.max())
-            scale = torch.where(deviation > 0, scale, 1.0)  # never seen to change: no telling how much it will
+            # What was never seen to change may change by any amount: it keeps its scale, or gets that of the largest.
+            scale = torch.where(deviation > 0, scale, (1 / deviation.max()).clamp(max=1))
             for buffer, numbers in ((self.latent_mean, mean), (self.latent_scale, scale)):
                 buffer.copy_(numbers if places is None else places.flat(numbers.expand(1, places.count, -1))[0])
         if self.options.clamp:

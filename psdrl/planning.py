@@ -20,7 +20,7 @@ from psdrl.graphs import Step
 from psdrl.kernels.linear_tanh import linear, linear_tanh
 from psdrl.kernels.linear_tanh.aten import product
 from psdrl.kernels.lookahead.factored import Predictions, folded, joined, predict
-from psdrl.learning import Latents, Losses, Optimisers, Sampler, scan
+from psdrl.learning import Losses, Optimisers, Sampler, scan
 from psdrl.models import ForwardModel, Models, SampledModel, Smallest, TanhNet, one_hot
 from psdrl.replay import Batch
 
@@ -88,7 +88,7 @@ class Foresight(NamedTuple):
     predict: Callable[[Tensor, Tensor], Predictions]  # from z (n, Z) and h (n, H)
     scan: Step  # (inputs (T, B, Z + A), h_0 (B, H)) -> h_1 ... h_T
     forward_model: ForwardModel
-    latents: Latents
+    latents: Tensor
     chunk_rows: int  # most rows that a network sees at once
     block: int  # steps for which V' is constant
     backward: bool  # against time
@@ -127,7 +127,7 @@ class Foresight(NamedTuple):
         drawn = drawn.flip(1) if self.backward else drawn
         slots, place = drawn.unique(return_inverse=True)
         if self.forward_model.memoryless:  # then equal states differ in nothing
-            kept, of_slot = firsts(self.latents[slots]).unique(return_inverse=True)
+            kept, of_slot = firsts(self.latents, slots).unique(return_inverse=True)
             slots, place = slots[kept], of_slot[place]
         z, hidden = self.latents[slots], hidden_states[slots]
         states = torch.cat([z, hidden], 1)
@@ -147,7 +147,7 @@ class Foresight(NamedTuple):
 def train_value(
     models: Models,
     optimisers: Optimisers,
-    latents: Latents,
+    latents: Tensor,
     sample: Sampler,
     model: SampledModel,
     config: Config,

@@ -14,7 +14,7 @@ from psdrl.errors import UserError
 from psdrl.execution import EAGER, Execution
 from psdrl.kernels.linear_tanh import linear_tanh
 from psdrl.kernels.posterior import chol_update_, gram_accumulate_, posterior_factor, posterior_mean, posterior_sample
-from psdrl.learning import Latents, scan
+from psdrl.learning import scan
 from psdrl.models import ForwardModel, LocalFeatures, Models, SampledModel, one_hot
 from psdrl.places import Places
 from psdrl.replay import Replay
@@ -132,7 +132,7 @@ class Stretch(NamedTuple):
 
 
 @torch.no_grad()
-def walk(models: Models, replay: Replay, latents: Latents, chunk_rows: int) -> Iterator[Stretch]:
+def walk(models: Models, replay: Replay, latents: Tensor, chunk_rows: int) -> Iterator[Stretch]:
     """All stored episodes from their start, h_0 = 0, in stretches of at most `chunk_rows` rows (at least one step).
 
     Episodes are packed by length (longest first), so nothing is padded; each stretch is a packed GRU scan.
@@ -161,7 +161,7 @@ def walk(models: Models, replay: Replay, latents: Latents, chunk_rows: int) -> I
 
 @torch.no_grad()
 def buffer_statistics(
-    models: Models, replay: Replay, latents: Latents, chunk_rows: int, execution: Execution = EAGER
+    models: Models, replay: Replay, latents: Tensor, chunk_rows: int, execution: Execution = EAGER
 ) -> AnyStatistics:
     """Features and targets of all stored transitions, streamed: Phi is never materialised."""
     statistics = empty_statistics(models.forward_model, replay.device)
@@ -177,7 +177,7 @@ def buffer_statistics(
     return statistics
 
 
-def targets_at(replay: Replay, latents: Latents, slots: Tensor) -> Tensor:
+def targets_at(replay: Replay, latents: Tensor, slots: Tensor) -> Tensor:
     """[z', r] (n, Z + 1) of the transitions at slots (n,)."""
     following = latents[(slots + 1) % replay.num_slots]
     return torch.cat([following, replay.rewards[slots, None].to(following)], 1)
@@ -191,20 +191,21 @@ class Transitions(NamedTuple):
     times: Tensor | None = None  # (n,) how often each occurs, if not once
 
 
-def all_transitions(models: Models, replay: Replay, latents: Latents, chunk_rows: int) -> Iterator[Transitions]:
+def all_transitions(models: Models, replay: Replay, latents: Tensor, chunk_rows: int) -> Iterator[Transitions]:
     """All stored transitions with the h' of their episodes."""
     for slots, inputs, _, next_hidden in walk(models, replay, latents, chunk_rows):
         yield Transitions(torch.cat([next_hidden, inputs], 1), targets_at(replay, latents, slots))
 
 
-def distinct_transitions(models: Models, replay: Replay, latents: Latents, chunk_rows: int) -> Iterator[Transitions]:
+def distinct_transitions(models: Models, replay: Replay, latents: Tensor, chunk_rows: int) -> Iterator[Transitions]:
     """The stored transitions that differ, without memory: of 15,000 in 500 episodes of DeepSea-30 at most 930."""
     stored, slots = replay.stored_slots(), replay.transition_slots()
     state = stored.new_zeros(replay.num_slots)  # its number: equal states have the same
-    state[stored] = firsts(latents[stored])
+    state[stored] = firsts(latents, stored)
     following = state[(slots + 1) % replay.num_slots]
     rows = torch.stack([state[slots], replay.actions[slots], following], 1).double()
-    same = firsts(torch.cat([rows, replay.rewards[slots, None].double()], 1))
+    rows = torch.cat([rows, replay.rewards[slots, None].double()], 1)
+    same = firsts(rows, torch.arange(len(rows), device=rows.device))
     for kept, times in zip(*(x.split(chunk_rows) for x in same.unique(return_counts=True)), strict=True):
         z = latents[slots[kept]]
         hidden = z.new_zeros(len(z), models.forward_model.gru.hidden_size)
@@ -212,7 +213,7 @@ def distinct_transitions(models: Models, replay: Replay, latents: Latents, chunk
         yield Transitions(torch.cat([hidden, z, actions], 1), targets_at(replay, latents, slots[kept]), times)
 
 
-def hidden_states(models: Models, replay: Replay, latents: Latents, chunk_rows: int) -> Tensor:
+def hidden_states(models: Models, replay: Replay, latents: Tensor, chunk_rows: int) -> Tensor:
     """h_t (slots, H) of all stored states but the last of each episode, as playing leads to them."""
     weight = models.forward_model.output.weight
     table = weight.new_zeros(replay.num_slots, models.forward_model.gru.hidden_size)

@@ -134,7 +134,7 @@ def update_work(config: Config, spec: EnvSpec, transitions: int) -> dict[str, Ph
     steps = value_steps(config)
     depth, drawn = config.value.networks * config.value.layers, r.batch * steps
     new = 1.0  # part of the drawn states that were not drawn before in the update
-    if config.value.start == "episode":
+    if config.plans_within_episodes:  # states that are equal without being the same are not foreseen
         new = transitions / drawn * -math.expm1(-drawn / transitions) if transitions else 0.0
     scan = Work(flops=2 * r.batch * s.gru, launches=kernels["gru_scan"])
     predictions = kernels["predict"] * new * s.actions * r.batch / min(config.chunk_rows, rows * s.actions)
@@ -154,7 +154,7 @@ def value_steps(config: Config) -> int:
 
 def foreseen_bytes(config: Config, s: Sizes) -> float:
     """Bytes of the predictions that planning keeps for several batches, or for one; float32."""
-    if config.value.start == "zero":
+    if not config.plans_within_episodes:
         return 0.0
     state = 4 * s.actions * (s.latent + s.hidden)
     batch = config.replay.batch * config.replay.length

@@ -14,7 +14,7 @@ from psdrl.kernels.lookahead.factored import fold
 from psdrl.rates import Device, data_sheet
 from psdrl.replay import Replay
 from psdrl.sizes import Sizes
-from psdrl.work import Loop, Work, act_work, update_work
+from psdrl.work import Loop, Work, act_work, memory, update_work
 
 PONG = EnvSpec("Pong", "image", (1, 64, 64), "uint8", 6, "none")
 SLOW = Device("test", 1e9, 1e9, 1e9, 1e9, 1e9, 1e-6, measured=True)
@@ -283,3 +283,13 @@ def test_states_drawn_again_are_not_predicted_again(transitions):
     s = Sizes.of(kinds["zero"], PONG)
     lookahead = 2 * drawn.numel() * (s.state + s.actions * (s.forward_model.action + s.termination))
     assert flops["zero"] - flops["episode"] == pytest.approx((1 - share) * lookahead, rel=0.05)
+
+
+def test_without_memory_planning_is_within_episodes():
+    """h is zero wherever a sequence starts, so both starts are the same work and take the same memory."""
+    settings = [{"start": start, "iterations": 20} for start in ("zero", "episode")]
+    zero, episode = (
+        configure(game="Pong", preset="debug", value=value, forward={"recurrent": 0}) for value in settings
+    )
+    assert update_work(zero, PONG, 300) == update_work(episode, PONG, 300)
+    assert memory(zero, PONG)["predictions"] == memory(episode, PONG)["predictions"] > 0

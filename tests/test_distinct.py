@@ -4,24 +4,27 @@ import numpy as np
 import pytest
 import torch
 
-from psdrl import Agent, configure
-from psdrl.distinct import firsts
+from psdrl import Agent, configure, learning
+from psdrl.distinct import ROWS, firsts, keys
 from psdrl.envs.vector import EnvSpec
 from psdrl.posterior import distinct_transitions
 
 
-@pytest.mark.parametrize("count", [0, 1, 50, 5000])
+@pytest.mark.parametrize("count", [0, 1, 50, ROWS + 3])
 def test_firsts_are_the_first_equal_rows(count):
-    rows = torch.randint(3, (count, 4), generator=torch.Generator().manual_seed(0)).float()
-    seen: dict[tuple, int] = {}
-    wanted = [seen.setdefault(tuple(row), i) for i, row in enumerate(rows.tolist())]
-    assert firsts(rows).tolist() == wanted
+    """One-hot rows, whose keys are exact, some of a larger table."""
+    state = torch.randint(30, (2 * count,), generator=torch.Generator().manual_seed(0))
+    rows = torch.arange(2 * count)[::2]
+    seen: dict[int, int] = {}
+    wanted = [seen.setdefault(s, i) for i, s in enumerate(state[rows].tolist())]
+    assert firsts(torch.eye(30)[state], rows).tolist() == wanted
 
 
 def test_rows_that_share_a_key_by_chance_stay_apart():
     a, b = torch.rand(2, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).tolist()
-    rows = torch.tensor([[b, 0.0], [0.0, a], [0.0, a], [b, 0.0]], dtype=torch.float64)
-    assert firsts(rows).tolist() in ([0, 1, 2, 0], [0, 1, 1, 0])  # never 0 for the middle ones
+    table = torch.tensor([[b, 0.0], [0.0, a], [0.0, a], [b, 0.0]], dtype=torch.float64)
+    assert len(keys(table, torch.arange(4)).unique()) == 1
+    assert firsts(table, torch.arange(4)).tolist() == [0, 1, 2, 0]
 
 
 def agent_with_two_states(recurrent: int) -> Agent:
@@ -56,3 +59,18 @@ def test_hidden_states_stay_zero_without_memory_only(recurrent):
     for _ in range(3):
         actor.act(np.eye(2, dtype=np.float32)[:1], 0.5)
     assert bool((actor.hidden == 0).all()) == (recurrent == 0)
+
+
+def test_slots_that_hold_nothing_are_not_read():
+    """The table of latent states is not filled; what is not written is NaN here."""
+    agent = agent_with_two_states(0)
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)  # fills new tensors with NaN
+    try:
+        table = learning.encode_buffer(agent.models, agent.replay, 8)
+        assert bool(table.isnan().any())
+        metrics = agent.update()
+    finally:
+        torch.use_deterministic_algorithms(before)
+    assert all(np.isfinite(value) for value in metrics.values()), metrics
+    assert all(bool(p.isfinite().all()) for p in agent.models.parameters())

@@ -175,6 +175,25 @@ def test_minatar_options_reach_the_game() -> None:
     env.close()
 
 
+@pytest.mark.parametrize(
+    ("grid", "understood"),
+    [((2, 3, 2), True), ((2, 3, 5), False), ([[0, 1], [1, 0]], False), (np.zeros((2, 3, 2)), False), (None, False)],
+)
+def test_only_a_shape_that_fits_is_a_grid(grid: object, understood: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many environments have a `grid` of their own: a map, an array."""
+
+    class Twelve(gymnasium.Env[NDArray, np.int64]):
+        observation_space = spaces.Box(0, 1, (12,), np.float32)
+        action_space = spaces.Discrete(2)
+
+    monkeypatch.setattr(Twelve, "grid", grid, raising=False)
+    gymnasium.register("Twelve-v0", Twelve)  # type: ignore[arg-type]
+    try:
+        assert make("Twelve-v0").spec.grid == (grid if understood else None)
+    finally:
+        del gymnasium.registry["Twelve-v0"]
+
+
 def test_minatar_stacks_frames_newest_first() -> None:
     """Zeros before an episode's first frame, also in the second episode; cells keep their frames side by side."""
     single, stacked = MinAtar("asterix"), MinAtar("asterix", stack=3)

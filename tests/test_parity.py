@@ -64,6 +64,12 @@ CASES = {
     "local-no-sampling": {"kind": "grid", "forward": LOCAL, "algo": "egreedy-exploit"},
     "local-noise-from-data": {"kind": "grid", "forward": LOCAL, "posterior": {"noise_from_data": True}},
     "no-memory": {"kind": "vector", "different": 4, "forward": {"recurrent": 0}},
+    "no-memory-overwritten": {
+        "kind": "vector",
+        "different": 4,
+        "forward": {"recurrent": 0},
+        "replay": {"capacity": 50},
+    },
     "no-memory-nothing-repeats": {"chunk_rows": 7, "forward": {"recurrent": 0, "skip": True}},
     "no-memory-images-against-time": {
         "different": 5,

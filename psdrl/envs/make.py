@@ -1,6 +1,7 @@
 """From a configuration to environments."""
 
 import contextlib
+import math
 import re
 from collections.abc import Callable
 from functools import partial
@@ -126,5 +127,13 @@ def _spec(name: str, envs: gymnasium.vector.SyncVectorEnv) -> EnvSpec:
     if image:
         return EnvSpec(name, "image", (1, SIZE, SIZE), "uint8", int(actions.n), "gymnasium")
     dtype = "uint8" if space.dtype == np.uint8 else "float32"
-    grid = getattr(envs.envs[0].unwrapped, "grid", None)
-    return EnvSpec(name, "vector", (int(np.prod(space.shape)),), dtype, int(actions.n), "gymnasium", grid)
+    size = int(np.prod(space.shape))
+    return EnvSpec(name, "vector", (size,), dtype, int(actions.n), "gymnasium", _grid(envs.envs[0].unwrapped, size))
+
+
+def _grid(env: object, size: int) -> tuple[int, int, int] | None:
+    """What the environment says of its flat observation; many have a `grid` of their own that means something else."""
+    grid = getattr(env, "grid", None)
+    if not isinstance(grid, tuple) or not all(isinstance(n, int) for n in grid) or len(grid) != 3:
+        return None
+    return grid if math.prod(grid) == size else None
