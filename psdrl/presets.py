@@ -100,12 +100,10 @@ def _minatar(base: Config) -> Config:
     about; small prior variances and faster targets, for what an untried action promised must be forgotten again; one
     value network, for the smaller of two falls below 0 where rewards are rare. Breakout keeps single frames and
     features of the whole state, for with places its draws are soon alike: 2 or 3 points in every episode
-    (results/tuning/minatar-breakout/places). Seaquest also tries random actions, for the same reason; Freeway takes
-    more steps, for its episodes have 2,500. [ours: docs/learning.md; measured: results/minatar-*]"""
+    (results/tuning/minatar-breakout/places). Freeway takes more steps, for its episodes have 2,500. [ours: docs/learning.md; measured: results/minatar-*]"""
     small = _small(base)
     if base.env == "minatar/breakout":
         return small
-    epsilon = 0.05 if base.env == "minatar/seaquest" else small.policy.epsilon
     return replace(
         small,
         minatar=MinAtarConfig(stack=3),
@@ -116,7 +114,6 @@ def _minatar(base: Config) -> Config:
         termination=TerminationConfig(3, 16, learning_rate=3e-3, local=True, predicted=True, weight=10.0),
         value=replace(small.value, target_rate=0.6, networks=1, random_share=0.1),
         posterior=replace(small.posterior, prior_latent=0.01, prior_reward=0.1),
-        policy=replace(small.policy, epsilon=epsilon),
         steps=30_000 if base.env == "minatar/freeway" else 15_000,
     )
 
