@@ -100,7 +100,8 @@ def _minatar(base: Config) -> Config:
     about; small prior variances and faster targets, for what an untried action promised must be forgotten again; one
     value network, for the smaller of two falls below 0 where rewards are rare. Breakout keeps single frames and
     features of the whole state, for with places its draws are soon alike: 2 or 3 points in every episode
-    (results/tuning/minatar-breakout/places). Freeway takes more steps, for its episodes have 2,500. [ours: docs/learning.md; measured: results/minatar-*]"""
+    (results/tuning/minatar-breakout/places). Freeway takes more steps, for its episodes have 2,500. [ours:
+    docs/learning.md; measured: results/minatar-*]"""
     small = _small(base)
     if base.env == "minatar/breakout":
         return small
