@@ -77,8 +77,9 @@ VARIANTS: dict[str, list[str]] = {
         *("--policy.epsilon", "1", "--policy.update-every", "1000000", "--policy.update-every-early", "1000000"),
     ],
     "sticky": ["--minatar.sticky", "0.1", "--minatar.ramping"],  # MinAtar's published protocol
-    "mid-episode": ["--policy.update-every-early", "15"],  # DeepSea-10: every other draw is dropped half way down
-    "two-episodes": ["--policy.update-every-early", "20"],  # DeepSea-10: each draw is followed twice
+    "half-episodes": ["--policy.update-every-early", "5"],  # DeepSea-10: every draw is dropped half way down
+    "mid-episode": ["--policy.update-every-early", "15"],  # every other one, half way down
+    "two-episodes": ["--policy.update-every-early", "20"],  # each draw is followed twice
     "noise-1": ["--posterior.noise-latent", "1", "--posterior.noise-reward", "1"],
 }
 
