@@ -130,26 +130,33 @@ def command(variants: dict[str, list[dict[str, Any]]]) -> str:
     return re.sub(r"--seed \d+", "--seed K", found[-1]["command"])
 
 
+def seeds(found: list[dict[str, Any]]) -> str:
+    """`seed 0`, `seeds 0-4` or `seeds 0, 2`."""
+    numbers = sorted(run["seed"] for run in found)
+    if len(numbers) == 1:
+        return f"seed {numbers[0]}"
+    consecutive = numbers == list(range(numbers[0], numbers[-1] + 1))
+    return "seeds " + (f"{numbers[0]}-{numbers[-1]}" if consecutive else ", ".join(map(str, numbers)))
+
+
 def curves(env: str, variants: dict[str, list[dict[str, Any]]], path: Path) -> None:
     """Learning curves: mean over seeds, the range of seeds shaded."""
     figure, axes = plt.subplots(figsize=(9.5, 4.8))
-    seeds = set()
     for variant, found in variants.items():
         if variant not in LABELS:
             continue
-        seeds |= {run["seed"] for run in found}
         grid = np.linspace(0, max(run["ends"][-1] for run in found), 100)[1:]
         lines = np.stack([curve(run, grid) for run in found])
         begun = np.isfinite(lines).all(0)  # every seed has ended an episode
         grid, lines = grid[begun], lines[:, begun]
-        axes.plot(grid, lines.mean(0), color=colour(variant), label=f"{LABELS[variant]} (seeds: {len(found)})")
+        axes.plot(grid, lines.mean(0), color=colour(variant), label=f"{LABELS[variant]} ({seeds(found)})")
         axes.fill_between(grid, lines.min(0), lines.max(0), color=colour(variant), alpha=0.15, lw=0)
     axes.set(xlabel="environment steps", ylabel=f"return, mean of the last {recent(env)} episodes", title=env)
     beside(figure, axes)
     ended = "\nSolved DeepSea runs end there and go on flat." if deepsea_size(env) else ""
     caption(
         figure,
-        f"Mean over seeds {sorted(seeds)}, shaded from the worst to the best seed.\n{command(variants)}; "
+        f"Mean over seeds, shaded from the worst to the best seed.\n{command(variants)}; "
         f"flags of the other variants in bench/learn.py.{ended}",
     )
     figure.savefig(path, dpi=150)
