@@ -19,7 +19,7 @@ from rich.table import Table
 
 from bench import published
 from bench.workload import make_agent, shortened
-from psdrl import learning, plain, planning, posterior
+from psdrl import learning, plain, planning, sums
 from psdrl.agent import Agent
 from psdrl.rates import gemm_peak, measure_here
 from psdrl.sizes import Sizes
@@ -72,7 +72,7 @@ def unit(name: Unit, agent: Agent, path: str) -> tuple[Callable[[], object], flo
             rows = config.chunk_rows
             if path == "fast":
                 table = learning.encode_buffer(models, replay, rows)
-                data = posterior.buffer_statistics(models, replay, table, rows)
+                data = sums.buffer_statistics(models, replay, table, rows)
             else:
                 data = plain.buffer_statistics(models, replay, plain.EncodeOnUse(models, replay))
             agent.posterior.fit(data)

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from psdrl import learning, posterior
+from psdrl import learning, sums
 from psdrl.agent import Agent
 from psdrl.cli import parse_train
 from psdrl.envs import make_env
@@ -55,7 +55,7 @@ def probe(agent: Agent) -> Probe:
     """Ask the agent's models about all that is stored."""
     models, replay, config = agent.models, agent.replay, agent.config
     latents = learning.encode_buffer(models, replay, config.chunk_rows)
-    hidden = posterior.hidden_states(models, replay, latents, config.chunk_rows)
+    hidden = sums.hidden_states(models, replay, latents, config.chunk_rows)
     model, threshold = folded(models.forward_model, agent.model), config.termination.threshold
     parts: list[tuple[Tensor, ...]] = []
     for episode in replay.episodes:

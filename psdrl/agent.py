@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from psdrl import learning, plain, planning, posterior, profiling
+from psdrl import learning, plain, planning, posterior, profiling, sums
 from psdrl.acting import Actor
 from psdrl.autoencoder import Autoencoder
 from psdrl.config import Config
@@ -37,7 +37,7 @@ class Path(NamedTuple):
     train_autoencoder: Callable[..., learning.Losses]
     encode_buffer: Callable[..., learning.Latents]
     train_forward: Callable[..., learning.Losses]
-    buffer_statistics: Callable[..., posterior.AnyStatistics]
+    buffer_statistics: Callable[..., sums.AnyStatistics]
     hidden_states: Callable[..., Tensor]
     train_value: Callable[..., learning.Losses]
 
@@ -47,8 +47,8 @@ PATHS = {
         learning.train_autoencoder,
         learning.encode_buffer,
         learning.train_forward,
-        posterior.buffer_statistics,
-        posterior.hidden_states,
+        sums.buffer_statistics,
+        sums.hidden_states,
         planning.train_value,
     ),
     "plain": Path(

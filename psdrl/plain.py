@@ -14,8 +14,8 @@ from psdrl.kernels.lookahead import lookahead
 from psdrl.learning import Latents, Losses, Optimisers, Sampler, forward_loss, gradient_step
 from psdrl.models import Models, SampledModel, value_of
 from psdrl.planning import follow
-from psdrl.posterior import AnyStatistics, empty_statistics
 from psdrl.replay import Replay
+from psdrl.sums import AnyStatistics, empty_statistics
 
 
 class EncodeOnUse:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from psdrl.kernels import posterior as native
 from psdrl.kernels.posterior import reference, unavailable
-from psdrl.posterior import Posterior, Statistics
+from psdrl.posterior import Posterior
+from psdrl.sums import Statistics
 from tests.helpers import small_config
 
 CPU = torch.device("cpu")

@@ -7,7 +7,7 @@ import torch
 from psdrl import Agent, configure, learning
 from psdrl.distinct import ROWS, firsts, keys
 from psdrl.envs.vector import EnvSpec
-from psdrl.posterior import distinct_transitions
+from psdrl.sums import distinct_transitions
 
 
 @pytest.mark.parametrize("count", [0, 1, 50, ROWS + 3])

@@ -8,7 +8,7 @@ from psdrl import configure, learning, planning
 from psdrl.agent import PATHS, Agent
 from psdrl.envs.vector import EnvSpec
 from psdrl.kernels.lookahead import factored, reference
-from psdrl.posterior import Statistics
+from psdrl.sums import Statistics
 
 LOCAL = {"local": True, "feature_activation": "tanh"}
 CASES = {

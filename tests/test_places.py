@@ -15,8 +15,8 @@ from psdrl.kernels.lookahead import factored
 from psdrl.kernels.lookahead import local as fast
 from psdrl.models import LocalFeatures, LocalForwardModel, LocalTanhNet
 from psdrl.places import Places
-from psdrl.posterior import LocalStatistics
 from psdrl.sizes import Sizes
+from psdrl.sums import LocalStatistics
 from psdrl.work import largest_tensor
 from tests.test_memory import Allocations
 from tests.test_parity import LOCAL, make

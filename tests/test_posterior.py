@@ -6,8 +6,9 @@ import torch
 
 from psdrl import plain
 from psdrl.errors import UserError
-from psdrl.posterior import Posterior, Statistics, cholesky
+from psdrl.posterior import Posterior, cholesky
 from psdrl.replay import Replay
+from psdrl.sums import Statistics
 from tests.helpers import (
     Array,
     add_episode,
