@@ -19,10 +19,10 @@ from rich.table import Table
 
 from bench import published
 from bench.workload import make_agent, shortened
-from psdrl import learning, plain, planning, sums
-from psdrl.agent import Agent
-from psdrl.rates import gemm_peak, measure_here
-from psdrl.sizes import Sizes
+from psdrl.agents.psdrl import learning, oracle, planning, statistics
+from psdrl.agents.psdrl.agent import Agent
+from psdrl.cost.devices import gemm_peak, measure_here
+from psdrl.cost.sizes import Sizes
 
 Unit = Literal["autoencoder_step", "forward_step", "posterior", "value_step", "act"]
 UNITS: tuple[Unit, ...] = ("autoencoder_step", "forward_step", "posterior", "value_step", "act")
@@ -53,7 +53,7 @@ class Options:
 def unit(name: Unit, agent: Agent, path: str) -> tuple[Callable[[], object], float]:
     """A call that runs some units of this phase, and how many."""
     models, optimisers, replay, config = agent.models, agent.optimisers, agent.replay, agent.config
-    code = learning if path == "fast" else plain
+    code = learning if path == "fast" else oracle
     rng = np.random.default_rng(0)
 
     def sampler(batch: int, length: int) -> learning.Sampler:
@@ -72,9 +72,9 @@ def unit(name: Unit, agent: Agent, path: str) -> tuple[Callable[[], object], flo
             rows = config.chunk_rows
             if path == "fast":
                 table = learning.encode_buffer(models, replay, rows)
-                data = sums.buffer_statistics(models, replay, table, rows)
+                data = statistics.buffer_statistics(models, replay, table, rows)
             else:
-                data = plain.buffer_statistics(models, replay, plain.EncodeOnUse(models, replay))
+                data = oracle.buffer_statistics(models, replay, oracle.EncodeOnUse(models, replay))
             agent.posterior.fit(data)
             agent.draw()
 
@@ -88,14 +88,14 @@ def unit(name: Unit, agent: Agent, path: str) -> tuple[Callable[[], object], flo
     short = shortened(config, length=steps)
     if name == "forward_step":
         return lambda: code.train_forward(models, optimisers, table, sampler(size, steps), short), steps
-    train = planning.train_value if path == "fast" else plain.train_value
+    train = planning.train_value if path == "fast" else oracle.train_value
     return lambda: train(models, optimisers, table, sampler(size, steps), agent.model, short), steps
 
 
 def _latents(agent: Agent, path: str) -> Any:
     if path == "fast":
         return learning.encode_buffer(agent.models, agent.replay, agent.config.chunk_rows)
-    return plain.EncodeOnUse(agent.models, agent.replay)
+    return oracle.EncodeOnUse(agent.models, agent.replay)
 
 
 def gflop(name: Unit, agent: Agent, transitions: int) -> float:

@@ -17,13 +17,13 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.workload import make_agent
-from psdrl.agent import Agent
+from psdrl.agents.psdrl.agent import Agent
+from psdrl.agents.psdrl.learning import encode_buffer
+from psdrl.agents.psdrl.models import SampledModel
 from psdrl.config import PosteriorConfig
-from psdrl.execution import Execution
 from psdrl.kernels import dispatch
 from psdrl.kernels.lookahead.factored import fold, predict
-from psdrl.learning import encode_buffer
-from psdrl.models import SampledModel
+from psdrl.runtime.execution import Execution
 
 PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::convolution", "aten::linear", "aten::mkldnn_convolution"}
 

@@ -8,14 +8,14 @@ the same numbers with the paper's sampling rule; only the structure is theirs.
 
 import torch
 
-from psdrl.agent import Agent
-from psdrl.autoencoder import Autoencoder
+from psdrl.agents.psdrl.agent import Agent
+from psdrl.agents.psdrl.encoder import Autoencoder
+from psdrl.agents.psdrl.learning import make_optimisers
+from psdrl.agents.psdrl.models import Models
+from psdrl.agents.psdrl.oracle import EncodeOnUse
 from psdrl.config import Config
 from psdrl.kernels.convolution import GemmConv2d, GemmConvTranspose2d
-from psdrl.learning import make_optimisers
-from psdrl.models import Models
-from psdrl.plain import EncodeOnUse
-from psdrl.replay import Replay
+from psdrl.replay.episodes import Replay
 
 
 class DefaultLayout(Autoencoder):

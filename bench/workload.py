@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from psdrl.agent import Agent
+from psdrl.agents.psdrl.agent import Agent
+from psdrl.agents.psdrl.presets import configure
 from psdrl.config import Config
 from psdrl.envs.vector import EnvSpec
-from psdrl.presets import configure
 
 EPISODE = 500  # steps per synthetic episode
 

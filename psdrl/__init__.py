@@ -2,11 +2,11 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
-from psdrl.agent import Agent
+from psdrl.agents.psdrl.agent import Agent
+from psdrl.agents.psdrl.presets import configure
 from psdrl.config import Config
 from psdrl.envs import make_env
 from psdrl.errors import UserError
-from psdrl.presets import configure
 
 try:
     __version__ = version("psdrl")

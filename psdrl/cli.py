@@ -9,10 +9,13 @@ import tyro
 from rich.console import Console
 from rich.markup import escape
 
-from psdrl import cost, doctor, evaluate, presets
-from psdrl import train as training
+from psdrl import doctor
+from psdrl.agents.psdrl import presets
 from psdrl.config import Config, Preset
+from psdrl.cost import forecast as cost
 from psdrl.errors import UserError
+from psdrl.run import evaluation as evaluate
+from psdrl.run import train as training
 
 
 @dataclass(frozen=True)

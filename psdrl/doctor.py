@@ -18,14 +18,14 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from psdrl.agent import Agent
+from psdrl.agents.psdrl.agent import Agent
+from psdrl.agents.psdrl.presets import configure
 from psdrl.config import Config
-from psdrl.device import bf16_on_cpu, resolve_device
 from psdrl.envs.vector import EnvSpec
 from psdrl.errors import UserError
-from psdrl.execution import allow_tf32
 from psdrl.kernels import checks, dispatch, posterior
-from psdrl.presets import configure
+from psdrl.runtime.device import bf16_on_cpu, resolve_device
+from psdrl.runtime.execution import allow_tf32
 
 PACKAGES = ("torch", "triton", "numpy", "gymnasium", "envpool", "ale-py")
 HINTS = {

@@ -8,12 +8,12 @@ import torch
 from numpy.typing import NDArray
 
 import psdrl
-from psdrl.agent import Agent
+from psdrl.agents.psdrl.agent import Agent
+from psdrl.agents.psdrl.models import ForwardModel, Models, Smallest, TanhNet
 from psdrl.config import Config
 from psdrl.envs.vector import EnvSpec, Step, VectorEnv
-from psdrl.log import Log
-from psdrl.models import ForwardModel, Models, Smallest, TanhNet
-from psdrl.replay import Replay
+from psdrl.replay.episodes import Replay
+from psdrl.run.log import Log
 
 Array = NDArray[np.float64]
 

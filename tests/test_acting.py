@@ -6,8 +6,8 @@ import torch
 from numpy.typing import NDArray
 
 import psdrl
-from psdrl.acting import Actor, greedy
-from psdrl.agent import Agent
+from psdrl.agents.psdrl.acting import Actor, greedy
+from psdrl.agents.psdrl.agent import Agent
 from psdrl.envs import make_env
 from tests.helpers import Array, add_episode, hand_hidden, hand_returns, small_agent, small_config, vector_spec
 
@@ -229,7 +229,7 @@ def test_observations_go_through_one_pinned_buffer_on_a_gpu(monkeypatch):
         made.append(torch.full(shape, 99, dtype=dtype))
         return made[-1]
 
-    for module in ("psdrl.acting", "psdrl.device"):
+    for module in ("psdrl.agents.psdrl.acting", "psdrl.runtime.device"):
         monkeypatch.setattr(f"{module}.is_gpu", lambda device: True)
         monkeypatch.setattr(f"{module}.pinned_empty", pinned)
     for x, actions in zip(observations, expected, strict=True):

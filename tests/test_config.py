@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 import psdrl
-from psdrl import cli, presets
+from psdrl import cli
+from psdrl.agents.psdrl import presets
+from psdrl.agents.psdrl.models import Models
+from psdrl.agents.psdrl.validation import check
 from psdrl.config import Config
 from psdrl.errors import UserError
-from psdrl.limits import check
-from psdrl.models import Models
 from tests.helpers import EnvSpec
 
 # Table "Hyperparameters for PSDRL" of the paper, in its order; the m of the first 100k steps is in its text.

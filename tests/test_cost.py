@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from psdrl import configure
-from psdrl.agent import Agent
-from psdrl.cost import forecast, hours_table, interaction, update_steps
+from psdrl.agents.psdrl.agent import Agent
+from psdrl.cost.devices import Device, data_sheet
+from psdrl.cost.forecast import forecast, hours_table, interaction, update_steps
+from psdrl.cost.sizes import Sizes
+from psdrl.cost.work import Loop, Work, act_work, memory, update_work
 from psdrl.envs.vector import EnvSpec
 from psdrl.kernels.lookahead.factored import fold
-from psdrl.rates import Device, data_sheet
-from psdrl.replay import Replay
-from psdrl.sizes import Sizes
-from psdrl.work import Loop, Work, act_work, memory, update_work
+from psdrl.replay.episodes import Replay
 
 PONG = EnvSpec("Pong", "image", (1, 64, 64), "uint8", 6, "none")
 SLOW = Device("test", 1e9, 1e9, 1e9, 1e9, 1e9, 1e-6, measured=True)

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from psdrl.agents.psdrl.posterior import Posterior
+from psdrl.agents.psdrl.statistics import Statistics
 from psdrl.kernels import posterior as native
 from psdrl.kernels.posterior import reference, unavailable
-from psdrl.posterior import Posterior
-from psdrl.sums import Statistics
 from tests.helpers import small_config
 
 CPU = torch.device("cpu")

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from psdrl import Agent, configure, learning
-from psdrl.distinct import ROWS, firsts, keys
+from psdrl import Agent, configure
+from psdrl.agents.psdrl import learning
+from psdrl.agents.psdrl.deduplicate import ROWS, firsts, keys
+from psdrl.agents.psdrl.statistics import distinct_transitions
 from psdrl.envs.vector import EnvSpec
-from psdrl.sums import distinct_transitions
 
 
 @pytest.mark.parametrize("count", [0, 1, 50, ROWS + 3])

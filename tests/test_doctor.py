@@ -7,11 +7,11 @@ import torch
 
 from psdrl import doctor
 from psdrl.cli import main_doctor
-from psdrl.execution import Execution
-from psdrl.graphs import Cuda
 from psdrl.kernels import checks, dispatch
 from psdrl.kernels.gru_actions import gru_actions
 from psdrl.kernels.posterior import native
+from psdrl.runtime.execution import Execution
+from psdrl.runtime.graphs import Cuda
 from tests.recorder import StandIn
 
 CPU = torch.device("cpu")
@@ -112,7 +112,7 @@ def test_a_step_that_cannot_be_captured_is_reported(monkeypatch):
             )
         return execution
 
-    monkeypatch.setattr("psdrl.agent.Execution.of", of)
+    monkeypatch.setattr("psdrl.agents.psdrl.agent.Execution.of", of)
     monkeypatch.setattr(doctor, "MODES", {"eager": {}, "graphs": {"cuda_graphs": True}})
 
     class Gpu:

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 import psdrl
-from bench import learn
-from psdrl.agent import Agent
+from psdrl.agents.psdrl.agent import Agent
+from psdrl.agents.psdrl.models import Models
 from psdrl.cli import parse_train
 from psdrl.envs import make_env
-from psdrl.loop import train
-from psdrl.models import Models
+from psdrl.experiments import learn
+from psdrl.run.loop import train
 from tests.helpers import ListLog
 
 

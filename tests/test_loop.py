@@ -5,11 +5,11 @@ from itertools import accumulate
 import numpy as np
 import pytest
 
-from psdrl.acting import Actor
-from psdrl.agent import Agent
+from psdrl.agents.psdrl.acting import Actor
+from psdrl.agents.psdrl.agent import Agent
 from psdrl.envs.vector import GroupedEnv, Step
 from psdrl.errors import UserError
-from psdrl.loop import train
+from psdrl.run.loop import train
 from tests.helpers import ListLog, ScriptedEnv, ScriptedEpisode, hand_hidden, small_config, stored_episodes
 
 SCRIPT = [

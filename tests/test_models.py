@@ -5,11 +5,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from psdrl import configure, learning, plain
-from psdrl.autoencoder import FEW_FRAMES, Autoencoder
+from psdrl import configure
+from psdrl.agents.psdrl import learning, oracle
+from psdrl.agents.psdrl.encoder import FEW_FRAMES, Autoencoder
+from psdrl.agents.psdrl.models import TanhNet, plain_tanh
+from psdrl.agents.psdrl.planning import value_gradient
 from psdrl.kernels.convolution import GemmConv2d, GemmConvTranspose2d, from_tiles, tiles, to_tiles
-from psdrl.models import TanhNet, plain_tanh
-from psdrl.planning import value_gradient
 from tests.helpers import small_config, small_models, vector_spec
 
 
@@ -70,10 +71,10 @@ def test_reconstruction_in_tiles(reduction, channels, mean_frame):
     else:
         torch.testing.assert_close(images, frames.double() / 255)
     torch.testing.assert_close(autoencoder.encode(frames), autoencoder.encoder(autoencoder.images(frames)))
-    fast, oracle = (f(autoencoder, frames, reduction) for f in (learning.autoencoder_loss, plain.autoencoder_loss))
-    torch.testing.assert_close(fast, oracle)
+    losses = [f(autoencoder, frames, reduction) for f in (learning.autoencoder_loss, oracle.autoencoder_loss)]
+    torch.testing.assert_close(*losses)
     parameters = list(autoencoder.parameters())
-    for gradient, expected in zip(grads(fast, parameters), grads(oracle, parameters), strict=True):
+    for gradient, expected in zip(*(grads(loss, parameters) for loss in losses), strict=True):
         torch.testing.assert_close(gradient, expected)
 
 

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from psdrl import configure, learning, planning
-from psdrl.agent import PATHS, Agent
+from psdrl import configure
+from psdrl.agents.psdrl import learning, planning
+from psdrl.agents.psdrl.agent import PATHS, Agent
+from psdrl.agents.psdrl.statistics import Statistics
 from psdrl.envs.vector import EnvSpec
 from psdrl.kernels.lookahead import factored, reference
-from psdrl.sums import Statistics
 
 LOCAL = {"local": True, "feature_activation": "tanh"}
 CASES = {

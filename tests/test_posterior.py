@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from psdrl import plain
+from psdrl.agents.psdrl import oracle
+from psdrl.agents.psdrl.posterior import Posterior, cholesky
+from psdrl.agents.psdrl.statistics import Statistics
 from psdrl.errors import UserError
-from psdrl.posterior import Posterior, cholesky
-from psdrl.replay import Replay
-from psdrl.sums import Statistics
+from psdrl.replay.episodes import Replay
 from tests.helpers import (
     Array,
     add_episode,
@@ -253,7 +253,7 @@ def test_buffer_statistics_by_brute_force(lengths: list[int], capacity: int, ski
     if capacity == 16:
         assert any(start + length >= replay.num_slots for start, length in replay.episodes), "no episode wraps"
     models = small_models(small_config(forward={"skip": skip}), vector_spec())
-    found = plain.buffer_statistics(models, replay, plain.EncodeOnUse(models, replay))
+    found = oracle.buffer_statistics(models, replay, oracle.EncodeOnUse(models, replay))
     phi, targets = hand_statistics(models, replay)
     assert isinstance(found, Statistics)
     assert found.rows == len(phi) == replay.transitions
@@ -276,7 +276,7 @@ def test_what_stays_and_what_actions_always_do_is_known_at_once(skip: bool) -> N
             replay.add(0, action, 0.0, z.astype(np.float32), t == 9, False)
     config = small_config(forward={"skip": skip}, posterior={"noise_latent": 1e-6})
     models = small_models(config, vector_spec())
-    data = plain.buffer_statistics(models, replay, plain.EncodeOnUse(models, replay))
+    data = oracle.buffer_statistics(models, replay, oracle.EncodeOnUse(models, replay))
     posterior = Posterior(config, len(data.cross), 4, torch.device("cpu"))
     posterior.fit(data)
     model, both = models.forward_model, torch.arange(2)

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from psdrl import device, execution
 from psdrl.errors import UserError
-from psdrl.execution import Execution
 from psdrl.kernels.lookahead.factored import folded, predict
+from psdrl.runtime import device, execution
+from psdrl.runtime.execution import Execution
 from tests.test_parity import LOCAL, make, parameters
 
 SIZES = {"kind": "image", "actions": 3, "replay": {"batch": 8, "length": 8}, "chunk_rows": 1000}

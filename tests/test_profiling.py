@@ -7,14 +7,15 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from psdrl import configure, profiling
-from psdrl.agent import Agent
+from psdrl import configure
+from psdrl.agents.psdrl.agent import Agent
 from psdrl.envs import make_env
 from psdrl.errors import UserError
-from psdrl.execution import Execution
-from psdrl.graphs import Cuda
-from psdrl.loop import train
-from psdrl.profiling import LINES, CudaDevice, Phases, Profile
+from psdrl.run.loop import train
+from psdrl.runtime import profiling
+from psdrl.runtime.execution import Execution
+from psdrl.runtime.graphs import Cuda
+from psdrl.runtime.profiling import LINES, CudaDevice, Phases, Profile
 from tests.helpers import ListLog
 
 

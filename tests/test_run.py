@@ -13,12 +13,12 @@ import torch
 
 import psdrl
 from psdrl import cli
-from psdrl.agent import Agent
-from psdrl.checkpoint import latest, restore, save
+from psdrl.agents.psdrl.agent import Agent
 from psdrl.config import Config
 from psdrl.envs import make_env
-from psdrl.log import RunLog
-from psdrl.loop import train
+from psdrl.run.checkpoint import latest, restore, save
+from psdrl.run.log import RunLog
+from psdrl.run.loop import train
 from tests.conftest import Run
 
 SMALL = ["--env", "deepsea-4", "--preset", "debug", "--device", "cpu"]
@@ -209,7 +209,7 @@ def test_evaluate_a_run_and_film_it(policy: str, tmp_path: Path, cli_run: Run) -
 
 
 def test_policy_mean_acts_on_the_posterior_mean(tmp_path: Path) -> None:
-    from psdrl.evaluate import load
+    from psdrl.run.evaluation import load
 
     assert cli.train([*SMALL, "--steps", "300", "--logdir", str(tmp_path / "run")]) == 0
     agent = load(tmp_path / "run", "cpu")

@@ -311,8 +311,8 @@ def test_wrong_arguments_are_named() -> None:
 
 
 def parts(seed: int) -> Any:
+    from psdrl.agents.psdrl.models import ForwardModel, SampledModel, Smallest, TanhNet
     from psdrl.config import ForwardConfig
-    from psdrl.models import ForwardModel, SampledModel, Smallest, TanhNet
 
     torch.manual_seed(seed)
     forward_model = ForwardModel(13, 6, ForwardConfig(layers=4, units=35, recurrent=18))
@@ -340,7 +340,7 @@ def test_lookahead(count: int) -> None:
 
 def updated(backend: dispatch.Backend, dtype: torch.dtype) -> tuple[Tensor, list[int]]:
     """An agent's parameters after one whole update on the same memory, and the actions it then takes."""
-    from psdrl.agent import Agent
+    from psdrl.agents.psdrl.agent import Agent
     from tests.helpers import add_episode, small_config, vector_spec
 
     with dispatch.force(backend):

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from psdrl.agents.psdrl.models import ForwardModel, LocalForwardModel, LocalTanhNet, SampledModel, Smallest, TanhNet
 from psdrl.kernels import dispatch
 from psdrl.kernels.greedy import best_return, greedy_action, one_step_returns
 from psdrl.kernels.gru_actions import gru_actions
@@ -20,7 +21,6 @@ from psdrl.kernels.linear_tanh.aten import few_rows
 from psdrl.kernels.lookahead import local
 from psdrl.kernels.lookahead.reference import Lookahead
 from psdrl.kernels.tanh_dot import tanh_dot
-from psdrl.models import ForwardModel, LocalForwardModel, LocalTanhNet, SampledModel, Smallest, TanhNet
 
 
 class Folded(NamedTuple):

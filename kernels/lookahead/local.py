@@ -9,10 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from psdrl.agents.psdrl.grid import Places, maximum
+from psdrl.agents.psdrl.models import LocalForwardModel, LocalTanhNet, SampledModel
 from psdrl.kernels.gru_actions import gru_actions
 from psdrl.kernels.linear_tanh import linear, linear_tanh
-from psdrl.models import LocalForwardModel, LocalTanhNet, SampledModel
-from psdrl.places import Places, maximum
 
 
 class LocalFolded(NamedTuple):

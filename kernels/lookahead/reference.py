@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from psdrl.models import ForwardModel, SampledModel, value_of
+from psdrl.agents.psdrl.models import ForwardModel, SampledModel, value_of
 
 
 class Lookahead(NamedTuple):

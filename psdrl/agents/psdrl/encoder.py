@@ -7,6 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from psdrl.agents.psdrl.grid import Places
 from psdrl.config import AutoencoderConfig
 from psdrl.errors import UserError
 from psdrl.kernels.convolution import (
@@ -18,7 +19,6 @@ from psdrl.kernels.convolution import (
     tiles,
     to_tiles,
 )
-from psdrl.places import Places
 
 FEW_FRAMES = 8  # 1 frame: 167 us by oneDNN, 110 by products; 8: 323 and 266; 16: 387 and 503 (cpu preset)
 

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from psdrl.autoencoder import Autoencoder
+from psdrl.agents.psdrl.encoder import Autoencoder
+from psdrl.agents.psdrl.models import ForwardModel, Models, TanhNet, one_hot
 from psdrl.config import Config
-from psdrl.execution import EAGER, Execution, optimiser_state
 from psdrl.kernels.linear_tanh import linear_tanh
 from psdrl.kernels.linear_tanh.aten import product
-from psdrl.models import ForwardModel, Models, TanhNet, one_hot
-from psdrl.replay import Batch, Replay
+from psdrl.replay.episodes import Batch, Replay
+from psdrl.runtime.execution import EAGER, Execution, optimiser_state
 
 Sampler = Callable[[], Batch]
 Optimisers = dict[str, torch.optim.Optimizer]
@@ -173,7 +173,7 @@ class LinearTanh(torch.autograd.Function):
 def fused_tanh(
     x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None = None, columns: Tensor | None = None
 ) -> Tensor:
-    """The layer for training; see `psdrl.models.TanhLayer`."""
+    """The layer for training; see `psdrl.agents.psdrl.models.TanhLayer`."""
     return LinearTanh.apply(x, weight, bias, state, columns)
 
 

@@ -8,13 +8,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from psdrl.device import is_gpu, pinned_empty, uploaded
-from psdrl.graphs import Step
+from psdrl.agents.psdrl.models import SampledModel
 from psdrl.kernels.lookahead import factored, reference
-from psdrl.models import SampledModel
+from psdrl.runtime.device import is_gpu, pinned_empty, uploaded
+from psdrl.runtime.graphs import Step
 
 if TYPE_CHECKING:
-    from psdrl.agent import Agent
+    from psdrl.agents.psdrl.agent import Agent
 
 
 def greedy(returns: Tensor, generator: torch.Generator) -> Tensor:

@@ -13,16 +13,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from psdrl.agents.psdrl.deduplicate import firsts
+from psdrl.agents.psdrl.learning import Losses, Optimisers, Sampler, scan
+from psdrl.agents.psdrl.models import ForwardModel, Models, SampledModel, Smallest, TanhNet, one_hot
 from psdrl.config import Config
-from psdrl.distinct import firsts
-from psdrl.execution import EAGER, Execution, optimiser_state
-from psdrl.graphs import Step
 from psdrl.kernels.linear_tanh import linear, linear_tanh
 from psdrl.kernels.linear_tanh.aten import product
 from psdrl.kernels.lookahead.factored import Predictions, folded, joined, predict
-from psdrl.learning import Losses, Optimisers, Sampler, scan
-from psdrl.models import ForwardModel, Models, SampledModel, Smallest, TanhNet, one_hot
-from psdrl.replay import Batch
+from psdrl.replay.episodes import Batch
+from psdrl.runtime.execution import EAGER, Execution, optimiser_state
+from psdrl.runtime.graphs import Step
 
 TABLE_BYTES = 2**29  # of predictions that are kept for several batches
 

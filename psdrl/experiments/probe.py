@@ -1,4 +1,4 @@
-"""What has the agent learned? `python -m bench.probe --env CartPole-v1 --steps 10000` trains, then asks its models.
+"""What has the agent learned? `python -m psdrl.experiments.probe --env CartPole-v1 --steps 10000` trains, then asks.
 
 Flags are those of psdrl.train. On all stored transitions: which ends the termination model recognises (estimate at the
 threshold or above) in the states and in the sampled model's predictions of them, what reward the sampled model
@@ -15,13 +15,13 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from psdrl import learning, sums
-from psdrl.agent import Agent
+from psdrl.agents.psdrl import learning, statistics
+from psdrl.agents.psdrl.agent import Agent
+from psdrl.agents.psdrl.validation import check
 from psdrl.cli import parse_train
 from psdrl.envs import make_env
 from psdrl.kernels.lookahead.factored import folded, predict
-from psdrl.limits import check
-from psdrl.loop import train
+from psdrl.run.loop import train
 
 
 class Probe(NamedTuple):
@@ -55,7 +55,7 @@ def probe(agent: Agent) -> Probe:
     """Ask the agent's models about all that is stored."""
     models, replay, config = agent.models, agent.replay, agent.config
     latents = learning.encode_buffer(models, replay, config.chunk_rows)
-    hidden = sums.hidden_states(models, replay, latents, config.chunk_rows)
+    hidden = statistics.hidden_states(models, replay, latents, config.chunk_rows)
     model, threshold = folded(models.forward_model, agent.model), config.termination.threshold
     parts: list[tuple[Tensor, ...]] = []
     for episode in replay.episodes:

@@ -8,14 +8,14 @@ action gets a forward-model call of its own.
 import torch
 from torch import Tensor
 
-from psdrl.autoencoder import Autoencoder
+from psdrl.agents.psdrl.encoder import Autoencoder
+from psdrl.agents.psdrl.learning import Latents, Losses, Optimisers, Sampler, forward_loss, gradient_step
+from psdrl.agents.psdrl.models import Models, SampledModel, value_of
+from psdrl.agents.psdrl.planning import follow
+from psdrl.agents.psdrl.statistics import AnyStatistics, empty_statistics
 from psdrl.config import Config
 from psdrl.kernels.lookahead import lookahead
-from psdrl.learning import Latents, Losses, Optimisers, Sampler, forward_loss, gradient_step
-from psdrl.models import Models, SampledModel, value_of
-from psdrl.planning import follow
-from psdrl.replay import Replay
-from psdrl.sums import AnyStatistics, empty_statistics
+from psdrl.replay.episodes import Replay
 
 
 class EncodeOnUse:

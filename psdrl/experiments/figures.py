@@ -1,5 +1,5 @@
-"""Figures and the ablation table: `python -m bench.figures [DIRECTORY]` writes *.png and TABLE.md into results/ or the
-directory that `python -m bench.learn --results DIRECTORY` filled."""
+"""Figures and the ablation table: `python -m psdrl.experiments.figures [DIRECTORY]` writes *.png and TABLE.md into
+results/ or the directory that `python -m psdrl.experiments.learn --results DIRECTORY` filled."""
 
 import argparse
 import json
@@ -14,9 +14,9 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from bench.learn import RESULTS, SOLVED, VARIANTS, WINDOW
+from psdrl.agents.psdrl.presets import deepsea_size
 from psdrl.envs.atari import GAMES
-from psdrl.presets import deepsea_size
+from psdrl.experiments.learn import RESULTS, SOLVED, VARIANTS, WINDOW
 
 LABELS = {
     "default": "PSDRL (exact sampling)",
@@ -168,7 +168,7 @@ def table(runs: Runs) -> str:
     lines = [
         "# Measured runs",
         "",
-        "One row per environment and variant, made by `python -m bench.figures` from the files in this directory,",
+        "One row per environment and variant, made by `python -m psdrl.experiments.figures` from the files here,",
         f"which hold the exact commands. solved: seeds that found {SOLVED} of {WINDOW} consecutive treasures,",
         "and after how many episodes each; last: mean return of the last 20 episodes (Atari and MinAtar Freeway: 5),",
         "per seed; minutes: of one core, per run, largest.",

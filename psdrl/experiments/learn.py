@@ -1,4 +1,4 @@
-"""Does it learn? `python -m bench.learn deepsea-10 --seeds 0 1 2 3 4 --variants default released`.
+"""Does it learn? `python -m psdrl.experiments.learn deepsea-10 --seeds 0 1 2 3 4 --variants default released`.
 
 Each case (environment, variant, seed) is one training run and one small file results/ENV/VARIANT-seedK.json; a case
 whose file exists is skipped. Without environments: the ladder of `make learn`."""
@@ -18,14 +18,14 @@ from typing import Any
 
 import torch
 
-from psdrl.agent import Agent
+from psdrl.agents.psdrl.agent import Agent
+from psdrl.agents.psdrl.presets import deepsea_size
+from psdrl.agents.psdrl.validation import check
 from psdrl.cli import parse_train
 from psdrl.envs import make_env
 from psdrl.envs.atari import GAMES
-from psdrl.limits import check
-from psdrl.log import Log
-from psdrl.loop import train
-from psdrl.presets import deepsea_size
+from psdrl.run.log import Log
+from psdrl.run.loop import train
 
 RESULTS = Path("results")
 SOLVED, WINDOW = 40, 50  # DeepSea is solved when the treasure was reached in 40 of 50 consecutive episodes
@@ -181,7 +181,7 @@ def start(case: Case) -> None:
     begun = time.perf_counter()
     flags = ["--one", case.env, case.variant, str(case.seed), "--results", str(RESULTS), "--extra", *case.extra]
     child = subprocess.run(
-        [sys.executable, "-m", "bench.learn", *flags],
+        [sys.executable, "-m", "psdrl.experiments.learn", *flags],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from psdrl.acting import Actor
-from psdrl.agent import Agent
-from psdrl.checkpoint import save
+from psdrl.agents.psdrl.acting import Actor
+from psdrl.agents.psdrl.agent import Agent
 from psdrl.envs.vector import Step, VectorEnv
-from psdrl.log import Log, NoLog
-from psdrl.profiling import Profile, device_for
+from psdrl.run.checkpoint import save
+from psdrl.run.log import Log, NoLog
+from psdrl.runtime.profiling import Profile, device_for
 
 
 class Group:

@@ -1,7 +1,7 @@
 """Cost model: `python -m psdrl.cost --preset paper --game Pong --device a100` predicts hours and memory of a run.
 
-Takes the work of each phase of the fast path (`psdrl.work`) and divides by what a device can do. `here` measures this
-machine; the figures of devices nobody measured are predictions from their data sheets.
+Takes the work of each phase of the fast path (`psdrl.cost.work`) and divides by what a device can do. `here` measures
+this machine; the figures of devices nobody measured are predictions from their data sheets.
 """
 
 import os
@@ -13,13 +13,13 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from psdrl.agents.psdrl.presets import preset
+from psdrl.agents.psdrl.validation import check
 from psdrl.config import Config, Precision, Preset
+from psdrl.cost.devices import GPUS, REACHED, Device, data_sheet, measure_here
+from psdrl.cost.work import act_work, memory, update_work
 from psdrl.envs.vector import EnvSpec
 from psdrl.errors import UserError
-from psdrl.limits import check
-from psdrl.presets import preset
-from psdrl.rates import GPUS, REACHED, Device, data_sheet, measure_here
-from psdrl.work import act_work, memory, update_work
 
 ENVIRONMENT = {"image": 1e-3, "vector": 4e-5}  # seconds per step of one environment: Pong, DeepSea (bench/RESULTS.md)
 
@@ -203,9 +203,3 @@ def report(console: Console, config: Config, spec: EnvSpec, device: Device, prec
     console.print(table)
     parts = ", ".join(f"{name} {size / 1e9:.2g}" for name, size in f.bytes.items())
     console.print(f"memory: {sum(f.bytes.values()) / 1e9:.2g} GB ({parts})", highlight=False, soft_wrap=True)
-
-
-if __name__ == "__main__":
-    from psdrl.cli import main_cost
-
-    main_cost()

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 import psdrl
-from psdrl.agent import Agent
+from psdrl.agents.psdrl.agent import Agent
 from psdrl.config import Config
 from psdrl.errors import UserError
 

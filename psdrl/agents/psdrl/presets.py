@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
+from psdrl.agents.psdrl.validation import check
 from psdrl.config import (
     AutoencoderConfig,
     Config,
@@ -17,8 +18,7 @@ from psdrl.config import (
     TerminationConfig,
     ValueConfig,
 )
-from psdrl.device import cuda_available
-from psdrl.limits import check
+from psdrl.runtime.device import cuda_available
 
 
 def _paper(base: Config) -> Config:

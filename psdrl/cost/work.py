@@ -4,11 +4,11 @@ model, `psdrl.cost`."""
 import math
 from typing import NamedTuple
 
+from psdrl.agents.psdrl.planning import TABLE_BYTES
 from psdrl.config import Config
+from psdrl.cost.devices import COMPILED, KERNELS, Device
+from psdrl.cost.sizes import Sizes, cells, grid_bytes
 from psdrl.envs.vector import EnvSpec
-from psdrl.planning import TABLE_BYTES
-from psdrl.rates import COMPILED, KERNELS, Device
-from psdrl.sizes import Sizes, cells, grid_bytes
 
 
 class Work(NamedTuple):

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from psdrl.config import Config, Precision
-from psdrl.device import bf16_on_cpu
 from psdrl.errors import UserError
-from psdrl.graphs import Captured, Cuda, Step
+from psdrl.runtime.device import bf16_on_cpu
+from psdrl.runtime.graphs import Captured, Cuda, Step
 
 Function = TypeVar("Function", bound=Callable)
 

@@ -9,20 +9,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from psdrl import learning, plain, planning, posterior, profiling, sums
-from psdrl.acting import Actor
-from psdrl.autoencoder import Autoencoder
+from psdrl.agents.psdrl import learning, oracle, planning, posterior, statistics
+from psdrl.agents.psdrl.acting import Actor
+from psdrl.agents.psdrl.encoder import Autoencoder
+from psdrl.agents.psdrl.learning import make_optimisers, restart
+from psdrl.agents.psdrl.models import Models, SampledModel
+from psdrl.agents.psdrl.planning import follow
+from psdrl.agents.psdrl.posterior import Posterior, as_model
 from psdrl.config import Config
-from psdrl.device import resolve_device
 from psdrl.envs.vector import EnvSpec, VectorEnv
-from psdrl.execution import Execution
 from psdrl.kernels import triton_support
-from psdrl.learning import make_optimisers, restart
-from psdrl.models import Models, SampledModel
-from psdrl.planning import follow
-from psdrl.posterior import Posterior, as_model
-from psdrl.profiling import Phases
-from psdrl.replay import Batch, Replay
+from psdrl.replay.episodes import Batch, Replay
+from psdrl.runtime import profiling
+from psdrl.runtime.device import resolve_device
+from psdrl.runtime.execution import Execution
+from psdrl.runtime.profiling import Phases
 
 TRANSFORMS: dict[str, Callable[[NDArray], NDArray]] = {
     "tanh": np.tanh,
@@ -37,7 +38,7 @@ class Path(NamedTuple):
     train_autoencoder: Callable[..., learning.Losses]
     encode_buffer: Callable[..., learning.Latents]
     train_forward: Callable[..., learning.Losses]
-    buffer_statistics: Callable[..., sums.AnyStatistics]
+    buffer_statistics: Callable[..., statistics.AnyStatistics]
     hidden_states: Callable[..., Tensor]
     train_value: Callable[..., learning.Losses]
 
@@ -47,17 +48,17 @@ PATHS = {
         learning.train_autoencoder,
         learning.encode_buffer,
         learning.train_forward,
-        sums.buffer_statistics,
-        sums.hidden_states,
+        statistics.buffer_statistics,
+        statistics.hidden_states,
         planning.train_value,
     ),
     "plain": Path(
-        plain.train_autoencoder,
-        plain.EncodeOnUse,
-        plain.train_forward,
-        plain.buffer_statistics,
-        plain.hidden_states,
-        plain.train_value,
+        oracle.train_autoencoder,
+        oracle.EncodeOnUse,
+        oracle.train_forward,
+        oracle.buffer_statistics,
+        oracle.hidden_states,
+        oracle.train_value,
     ),
 }
 
@@ -175,14 +176,14 @@ class Agent:
         return TRANSFORMS[self.config.reward_transform](rewards)
 
     def train(self, env: VectorEnv, **options: Any) -> None:
-        """Interact with the environment until config.steps, see `psdrl.loop.train`."""
-        from psdrl.loop import train
+        """Interact with the environment until config.steps, see `psdrl.run.loop.train`."""
+        from psdrl.run.loop import train
 
         train(self, env, **options)
 
     def evaluate(self, episodes: int = 10, **options: Any) -> list[float]:
-        """Returns of this many episodes, see `psdrl.evaluate.evaluate`."""
-        from psdrl.evaluate import evaluate
+        """Returns of this many episodes, see `psdrl.run.evaluation.evaluate`."""
+        from psdrl.run.evaluation import evaluate
 
         return evaluate(self, episodes, **options)
 

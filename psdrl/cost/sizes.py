@@ -1,12 +1,12 @@
-"""Multiply-adds and weights of the networks that `psdrl.models` builds, for the cost model."""
+"""Multiply-adds and weights of the networks that `psdrl.agents.psdrl.models` builds, for the cost model."""
 
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
+from psdrl.agents.psdrl.grid import Places
 from psdrl.config import Config, ForwardConfig
 from psdrl.envs.vector import EnvSpec
-from psdrl.places import Places
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Sizes:
 
     @classmethod
     def of(cls, config: Config, spec: EnvSpec) -> "Sizes":
-        """Count what `psdrl.models` builds."""
+        """Count what `psdrl.agents.psdrl.models` builds."""
         encoder, decoder, latent, ae_parameters = convolutions(config, spec)
         hidden, actions, places = config.forward.hidden, spec.num_actions, places_of(config, spec)
         gru = 3 * hidden * (latent + actions + hidden)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-log = logging.getLogger("psdrl.graphs")
+log = logging.getLogger("psdrl.runtime.graphs")
 
 WARM_UP = 3  # runs before the capture: libraries make their workspaces and kernels choose their tiles then
 Step = Callable[..., tuple[Tensor, ...]]

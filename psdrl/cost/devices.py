@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 import torch
 
-from psdrl.autoencoder import Autoencoder
+from psdrl.agents.psdrl.encoder import Autoencoder
+from psdrl.agents.psdrl.learning import autoencoder_loss
+from psdrl.agents.psdrl.models import TanhNet
 from psdrl.config import Config, Precision
+from psdrl.cost.sizes import convolutions, tanh_net
 from psdrl.envs.vector import EnvSpec
 from psdrl.kernels.linear_tanh.aten import linear, linear_tanh
-from psdrl.learning import autoencoder_loss
-from psdrl.models import TanhNet
-from psdrl.sizes import convolutions, tanh_net
 
 # Operations, counted with a dispatch mode at the cpu preset: per layer and gradient step of a tanh network and of a
 # convolution, besides the layers of a gradient step, per GRU step with and without gradients, per call of the rest.

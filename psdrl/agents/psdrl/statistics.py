@@ -7,14 +7,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from psdrl.distinct import firsts
-from psdrl.execution import EAGER, Execution
+from psdrl.agents.psdrl.deduplicate import firsts
+from psdrl.agents.psdrl.grid import Places
+from psdrl.agents.psdrl.learning import scan
+from psdrl.agents.psdrl.models import ForwardModel, LocalFeatures, Models, one_hot
 from psdrl.kernels.linear_tanh import linear_tanh
 from psdrl.kernels.posterior import gram_accumulate_
-from psdrl.learning import scan
-from psdrl.models import ForwardModel, LocalFeatures, Models, one_hot
-from psdrl.places import Places
-from psdrl.replay import Replay
+from psdrl.replay.episodes import Replay
+from psdrl.runtime.execution import EAGER, Execution
 
 
 class Statistics:

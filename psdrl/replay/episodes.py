@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from psdrl.device import is_gpu, pinned_empty, uploaded
+from psdrl.runtime.device import is_gpu, pinned_empty, uploaded
 
 
 class Batch(NamedTuple):

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from psdrl.agents.psdrl.models import Models, SampledModel
+from psdrl.agents.psdrl.statistics import AnyStatistics, LocalStatistics, Statistics
 from psdrl.config import Config
 from psdrl.errors import UserError
 from psdrl.kernels.posterior import chol_update_, posterior_factor, posterior_mean, posterior_sample
-from psdrl.models import Models, SampledModel
-from psdrl.sums import AnyStatistics, LocalStatistics, Statistics
 
 PANEL = 256  # columns of an inverse solved at a time: the rows above them are zero and are left out
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from psdrl.autoencoder import Autoencoder, Identity
+from psdrl.agents.psdrl.encoder import Autoencoder, Identity
+from psdrl.agents.psdrl.grid import Places, maximum
 from psdrl.config import Config, ForwardConfig
 from psdrl.envs.vector import EnvSpec
 from psdrl.errors import UserError
-from psdrl.places import Places, maximum
 
 
 def one_hot(actions: Tensor, num_actions: int, like: Tensor) -> Tensor:
