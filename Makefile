@@ -35,7 +35,7 @@ sanitize: $(READY)
 	PYTHON=$(BIN)/python sh tests/host/sanitize.sh
 
 # torch first and no build isolation: setup.py compiles the extension against the torch that will load it.
-$(READY): pyproject.toml setup.py $(wildcard csrc/*)
+$(READY): pyproject.toml setup.py $(wildcard csrc/*.*)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade "setuptools>=77" wheel ninja
 	$(BIN)/python -m pip install --quiet torch==2.13.0
