@@ -213,10 +213,12 @@ def test_commit_and_what_makes_it_dirty(tmp_path):
         file.parent.mkdir()
         file.write_text("1")
     git("init", "-q")
-    assert learn.commit(source) is None, "not of this repository"
     git("add", ".")
     git("commit", "-q", "-m", "m")
     head = git("rev-parse", "HEAD")
+    copy = tmp_path / "installed.py"
+    copy.write_text("1")
+    assert learn.commit(copy) is None, "an installed copy in a repository of the user's"
     result.write_text("2")
     assert learn.commit(source) == head
     source.write_text("2")
