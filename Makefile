@@ -2,8 +2,8 @@
 # make test    ruff, mypy and the whole test suite (what .ci/run calls)
 # make sanitize   the C++ part under AddressSanitizer and UndefinedBehaviourSanitizer
 # make learn   does it learn? DeepSea, also from images, CartPole, MinAtar Breakout, Freeway and Space Invaders, Atari
-#              Freeway into results/; what is there is not run again: make learn RESULTS=DIRECTORY runs all of it (some 30 minutes on
-#              two idle cores, going by the minutes of its runs)
+#              Freeway into results/, then figures and table; what is there is not run again: make learn RESULTS=DIRECTORY
+#              runs all of it (some 30 minutes on two idle cores, going by the minutes of its runs)
 # make bench   the benchmark suites and the phase table (half an hour, on an idle machine)
 GAME ?= Pong
 ARGS ?=
