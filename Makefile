@@ -2,8 +2,8 @@
 # make test    ruff, mypy and the whole test suite (what .ci/run calls)
 # make sanitize   the C++ part under AddressSanitizer and UndefinedBehaviourSanitizer
 # make learn   does it learn? DeepSea, also from images, CartPole, MinAtar Breakout, Freeway and Space Invaders, Atari
-#              Freeway into results/; what is there is not run again: make learn RESULTS=DIRECTORY runs all of it (some 30 minutes on
-#              two idle cores, going by the minutes of its runs)
+#              Freeway into results/, then figures and table; what is there is not run again: make learn RESULTS=DIRECTORY
+#              runs all of it (some 30 minutes on two idle cores, going by the minutes of its runs)
 # make bench   the benchmark suites and the phase table (half an hour, on an idle machine)
 GAME ?= Pong
 ARGS ?=
@@ -28,14 +28,14 @@ bench: $(READY)
 	$(BIN)/python -m bench.phases --preset cpu
 
 learn: $(READY)
-	$(BIN)/python -m bench.learn --jobs 2 --results $(RESULTS)
-	$(BIN)/python -m bench.figures $(RESULTS)
+	$(BIN)/python -m psdrl.experiments.learn --jobs 2 --results $(RESULTS)
+	$(BIN)/python -m psdrl.experiments.figures $(RESULTS)
 
 sanitize: $(READY)
 	PYTHON=$(BIN)/python sh tests/host/sanitize.sh
 
 # torch first and no build isolation: setup.py compiles the extension against the torch that will load it.
-$(READY): pyproject.toml setup.py $(wildcard csrc/*)
+$(READY): pyproject.toml setup.py $(wildcard csrc/*.*)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade "setuptools>=77" wheel ninja
 	$(BIN)/python -m pip install --quiet torch==2.13.0
