@@ -69,10 +69,9 @@ def unit(name: Unit, agent: Agent, path: str) -> tuple[Callable[[], object], flo
             return lambda: published.posterior_mean(models, replay, config), 1
 
         def fit() -> None:
-            rows = config.chunk_rows
             if path == "fast":
-                table = learning.encode_buffer(models, replay, rows)
-                data = statistics.buffer_statistics(models, replay, table, rows)
+                table = learning.encode_buffer(models, replay, agent.execution)
+                data = statistics.buffer_statistics(models, replay, table, agent.execution)
             else:
                 data = oracle.buffer_statistics(models, replay, oracle.EncodeOnUse(models, replay))
             agent.posterior.fit(data)
@@ -94,7 +93,7 @@ def unit(name: Unit, agent: Agent, path: str) -> tuple[Callable[[], object], flo
 
 def _latents(agent: Agent, path: str) -> Any:
     if path == "fast":
-        return learning.encode_buffer(agent.models, agent.replay, agent.config.chunk_rows)
+        return learning.encode_buffer(agent.models, agent.replay, agent.execution)
     return oracle.EncodeOnUse(agent.models, agent.replay)
 
 

@@ -49,7 +49,7 @@ def targets(agent: Agent, weight: Tensor, execution: Execution, product: Abstrac
     """max over actions of r^ + gamma v^ for all stored states, from hidden states of one stream of numbers."""
     models, config = agent.models, agent.config
     with dispatch.force("reference"), product:
-        latents = encode_buffer(models, agent.replay, config.chunk_rows, execution)[agent.replay.stored_slots()]
+        latents = encode_buffer(models, agent.replay, execution)[agent.replay.stored_slots()]
         generator = torch.Generator().manual_seed(0)
         hidden = torch.tanh(torch.randn(len(latents), config.forward.hidden, generator=generator)).to(latents)
         model = fold(models.forward_model, SampledModel(weight, weight.new_zeros(len(weight))))

@@ -45,9 +45,6 @@ class LatentConfig:
     standardise: bool = False
     """Subtract each dimension's mean and divide by its standard deviation; with places, each channel's. [paper: no;
     ours: docs/experiments.md]"""
-    clamp: bool = False
-    """Keep predicted latent states within each dimension's range in the buffer. [paper: no; ours:
-    docs/experiments.md]"""
 
 
 @dataclass(frozen=True)
@@ -159,9 +156,6 @@ class PosteriorConfig:
     """Noise variance sigma^2 of the latent targets. [paper: 1 for all]"""
     noise_reward: float = 1.0
     """Noise variance sigma^2 of the reward target. [paper: 1 for all]"""
-    noise_from_data: bool = False
-    """Noise variances from the regression's residuals, no smaller than the two above. [paper: no; ours:
-    docs/experiments.md]"""
     released_ridge: float = 100.0
     """Ridge of rule `released`. [released]"""
     released_scale: float = 1e-3

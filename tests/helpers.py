@@ -12,6 +12,7 @@ from psdrl.agents.psdrl.agent import Agent
 from psdrl.agents.psdrl.models import ForwardModel, Models, Smallest, TanhNet
 from psdrl.config import Config
 from psdrl.envs.vector import EnvSpec, Step, VectorEnv
+from psdrl.kernels.lookahead import Lookahead, factored
 from psdrl.replay.episodes import Replay
 from psdrl.run.log import Log
 
@@ -210,3 +211,11 @@ def stored_episodes(replay: Replay) -> list[dict[str, NDArray]]:
             }
         )
     return episodes
+
+
+@torch.no_grad()
+def fast_lookahead(forward_model, sample, termination, value, latents, hidden, discount, threshold=0.5) -> Lookahead:
+    """`reference.lookahead` by the operations that acting and planning use."""
+    model = factored.folded(forward_model, sample)
+    predictions = factored.predict(model, termination, latents, hidden, threshold)
+    return Lookahead(predictions.returns(value, discount), predictions.latents_hidden[..., latents.shape[1] :])

@@ -68,7 +68,7 @@ def test_slots_that_hold_nothing_are_not_read():
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)  # fills new tensors with NaN
     try:
-        table = learning.encode_buffer(agent.models, agent.replay, 8)
+        table = learning.encode_buffer(agent.models, agent.replay)
         assert bool(table.isnan().any())
         metrics = agent.update()
     finally:

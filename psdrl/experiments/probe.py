@@ -54,14 +54,14 @@ def returns_after(rewards: Tensor, discount: float) -> Tensor:
 def probe(agent: Agent) -> Probe:
     """Ask the agent's models about all that is stored."""
     models, replay, config = agent.models, agent.replay, agent.config
-    latents = learning.encode_buffer(models, replay, config.chunk_rows)
-    hidden = statistics.hidden_states(models, replay, latents, config.chunk_rows)
+    latents = learning.encode_buffer(models, replay, agent.execution)
+    hidden = statistics.hidden_states(models, replay, latents, agent.execution)
     model, threshold = folded(models.forward_model, agent.model), config.termination.threshold
     parts: list[tuple[Tensor, ...]] = []
     for episode in replay.episodes:
         slots = (episode.start + torch.arange(episode.length)) % replay.num_slots
         z, h = latents[slots], hidden[slots]
-        ahead = predict(model, models.termination, z, h, threshold, models.bounds)
+        ahead = predict(model, models.termination, z, h, threshold)
         returns = ahead.returns(models.acting_value, config.value.discount)
         did = (torch.arange(episode.length), replay.actions[slots])
         parts.append(

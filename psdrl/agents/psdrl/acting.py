@@ -79,7 +79,7 @@ class Actor:
         with agent.execution.autocast():
             latents = models.encode(observations).to(hidden)
             threshold = config.termination.threshold
-            ahead = factored.predict(self._folded, models.termination, latents, hidden, threshold, models.bounds)
+            ahead = factored.predict(self._folded, models.termination, latents, hidden, threshold)
             lots = torch.rand(ahead.rewards.shape, generator=self.generator, device=agent.device)
             actions = ahead.action(models.acting_value, config.value.discount, lots)
         return self._explore(actions, hidden, ahead.latents_hidden[..., latents.shape[1] :], epsilon)
@@ -96,7 +96,6 @@ class Actor:
             hidden,
             config.value.discount,
             config.termination.threshold,
-            models.bounds,
         )
         return self._explore(greedy(ahead.returns, self.generator), hidden, ahead.hidden, epsilon)
 

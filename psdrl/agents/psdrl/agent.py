@@ -125,13 +125,13 @@ class Agent:
                 models.autoencoder.refresh(replay.frames(slots) for slots in some.split(256))
             losses = path.train_autoencoder(models, optimisers, replay, self.batch, config, *how)  # line 6
         with phase("encoding"):
-            latents = path.encode_buffer(models, replay, config.chunk_rows, *how)
+            latents = path.encode_buffer(models, replay, *how)
         with phase("forward"):
             losses |= path.train_forward(models, optimisers, latents, self.batch, config, *how)  # lines 7 and 8
         metrics: posterior.Metrics = {}
         with phase("posterior"):
             if self.posterior.rule != "none":
-                data = path.buffer_statistics(models, replay, latents, config.chunk_rows, *how)
+                data = path.buffer_statistics(models, replay, latents, *how)
                 metrics = self.posterior.fit(data)  # line 9
         with phase("sample"):
             self.model = self.draw()  # lines 10 and 11
@@ -140,7 +140,7 @@ class Agent:
                 self._renew_value()
             hidden = None
             if config.plans_within_episodes:
-                hidden = path.hidden_states(models, replay, latents, config.chunk_rows)
+                hidden = path.hidden_states(models, replay, latents, *how)
             losses |= path.train_value(
                 models, optimisers, latents, self.batch, self.model, config, hidden, *how
             )  # line 12

@@ -109,13 +109,13 @@ def train_autoencoder(
 
 
 @torch.no_grad()
-def encode_buffer(models: Models, replay: Replay, chunk_rows: int, execution: Execution = EAGER) -> Tensor:
+def encode_buffer(models: Models, replay: Replay, execution: Execution = EAGER) -> Tensor:
     """Latent states (slots, Z) of all stored observations, each encoded once. Slots that hold none are left as they
     are: filling MinAtar Freeway's 945 MB takes longer than encoding 10,000 of its states."""
     like = next(models.forward_model.parameters())
     table = like.new_empty(replay.num_slots, models.autoencoder.latent_size)
     # 256 frames make 47 MB of activations in the paper's first convolution; more are no faster.
-    for slots in replay.stored_slots().split(min(chunk_rows, 256)):
+    for slots in replay.stored_slots().split(min(execution.chunk_rows, 256)):
         with execution.autocast():
             latents = models.autoencoder.encode(replay.frames(slots))
         table[slots] = latents.to(table)
@@ -230,7 +230,7 @@ def train_forward(
             )
         gradient_step(optimisers["forward"], loss)
         if config.termination.predicted:
-            both = torch.cat([following, models.bounded(prediction).to(following)])
+            both = torch.cat([following, prediction.to(following)])
             with execution.autocast():
                 ended = termination_loss_of(termination, both, delta.repeat(2), weight)
             gradient_step(optimisers["termination"], ended)

@@ -21,7 +21,7 @@ from psdrl.replay.episodes import Replay
 class EncodeOnUse:
     """Latent states of replay slots, encoded at every use."""
 
-    def __init__(self, models: Models, replay: Replay, chunk_rows: int = 0) -> None:
+    def __init__(self, models: Models, replay: Replay) -> None:
         self.models, self.replay = models, replay
         if models.needs_refresh:
             models.refresh(self._encoded(replay.stored_slots()), replay.rewards[replay.transition_slots()])
@@ -83,7 +83,7 @@ def train_forward(models: Models, optimisers: Optimisers, latents: Latents, samp
                 delta = batch.terminated[:, t]
                 states = [following]
                 if config.termination.predicted:
-                    states.append(models.bounded(prediction[:, :-1].detach()))
+                    states.append(prediction[:, :-1].detach())
                 for state in states:
                     squared = (termination(state) - delta).square()
                     error = (torch.where(delta > 0, config.termination.weight, 1.0) * squared).mean()
@@ -98,9 +98,9 @@ def train_forward(models: Models, optimisers: Optimisers, latents: Latents, samp
 
 
 @torch.no_grad()
-def buffer_statistics(models: Models, replay: Replay, latents: Latents, chunk_rows: int = 0) -> AnyStatistics:
+def buffer_statistics(models: Models, replay: Replay, latents: Latents) -> AnyStatistics:
     """Features and targets of all stored transitions. Hidden states run from zero through each whole episode; at
-    time t the episodes that are still running go on together, so nothing is padded. `chunk_rows` has no use here."""
+    time t the episodes that are still running go on together, so nothing is padded."""
     forward_model = models.forward_model
     statistics = empty_statistics(forward_model, replay.device)
     episodes = sorted(replay.episodes, key=lambda episode: -episode.length)
@@ -118,7 +118,7 @@ def buffer_statistics(models: Models, replay: Replay, latents: Latents, chunk_ro
 
 
 @torch.no_grad()
-def hidden_states(models: Models, replay: Replay, latents: Latents, chunk_rows: int = 0) -> Tensor:
+def hidden_states(models: Models, replay: Replay, latents: Latents) -> Tensor:
     """h_t (slots, H) of all stored states but the last of each episode; episodes that still run go on together."""
     forward_model = models.forward_model
     table = forward_model.output.weight.new_zeros(replay.num_slots, forward_model.gru.hidden_size)
@@ -171,7 +171,6 @@ def train_value(
                     hidden,
                     config.value.discount,
                     config.termination.threshold,
-                    models.bounds,
                 )
                 share = config.value.random_share
                 target = (1 - share) * ahead.returns.amax(1) + share * ahead.returns.mean(1)

@@ -180,14 +180,14 @@ def train_value(
     def foresee(z: Tensor, hidden: Tensor) -> Predictions:
         with execution.autocast():
             sampled = folded(forward_model, model)
-            return predict_all(sampled, models.termination, z, hidden, threshold, models.bounds)
+            return predict_all(sampled, models.termination, z, hidden, threshold)
 
     run = execution.kept("value", steps, lambda: optimiser_state(value, optimiser))
     walk = execution.kept("scan", lambda inputs, hidden: (scan(forward_model, inputs, hidden),))
     losses: list[Tensor] = []
     batches = [sample() for _ in range(iterations)]
     block, backward = config.value.target_every, config.value.sweep == "backward"
-    ahead = Foresight(foresee, walk, forward_model, latents, config.chunk_rows, block, backward)
+    ahead = Foresight(foresee, walk, forward_model, latents, execution.chunk_rows, block, backward)
     with torch.no_grad():
         blocks = ahead.from_zero(batches) if hidden_states is None else ahead.from_episodes(batches, hidden_states)
         for first, states, predictions in blocks:

@@ -38,8 +38,8 @@ def _cpu(base: Config) -> Config:
         autoencoder=AutoencoderConfig(
             (16, 6), (4, 4), (4, 2), (4, 4), learning_rate=1e-3, iterations=1, mean_frame=True
         ),
-        latent=LatentConfig(standardise=True, clamp=True),
-        forward=ForwardConfig(3, 128, 64, "tanh", skip=True, learning_rate=1e-3, iterations=6, reward_weight=30.0),
+        latent=LatentConfig(standardise=True),
+        forward=ForwardConfig(3, 128, 64, "tanh", skip=True, learning_rate=1e-3, iterations=6),
         termination=TerminationConfig(3, 128, learning_rate=1e-3),
         value=ValueConfig(
             3,
@@ -51,9 +51,7 @@ def _cpu(base: Config) -> Config:
             discount=0.98,
             start="episode",
         ),
-        posterior=PosteriorConfig(
-            prior_latent=0.01, prior_reward=0.1, noise_latent=1e-2, noise_reward=1e-4, noise_from_data=True
-        ),
+        posterior=PosteriorConfig(prior_latent=0.01, prior_reward=0.1, noise_latent=1e-2, noise_reward=1e-4),
         replay=ReplayConfig(batch=64, length=40),
         policy=PolicyConfig(update_every=250),
     )
@@ -67,7 +65,6 @@ def _small(base: Config) -> Config:
     return replace(
         base,
         precision="fp32",
-        latent=LatentConfig(clamp=True),
         forward=ForwardConfig(3, 256, 32, "tanh", 2.0, window=3, learning_rate=1e-3, iterations=40, reward_weight=0),
         termination=TerminationConfig(3, 64, learning_rate=1e-3),
         value=ValueConfig(
@@ -82,9 +79,7 @@ def _small(base: Config) -> Config:
             discount=0.97,
             start="episode",
         ),
-        posterior=PosteriorConfig(
-            prior_latent=1.0, prior_reward=10.0, noise_latent=1e-3, noise_reward=1e-4, noise_from_data=True
-        ),
+        posterior=PosteriorConfig(prior_latent=1.0, prior_reward=10.0, noise_latent=1e-3, noise_reward=1e-4),
         replay=ReplayConfig(batch=64, length=6, ends="even"),
         policy=PolicyConfig(update_every=250),
         reward_transform="none",
@@ -108,7 +103,7 @@ def _minatar(base: Config) -> Config:
     return replace(
         small,
         minatar=MinAtarConfig(stack=3),
-        latent=LatentConfig(standardise=True, clamp=True),
+        latent=LatentConfig(standardise=True),
         forward=ForwardConfig(
             3, 32, 1, "tanh", skip=True, local=True, window=3, learning_rate=5e-3, iterations=30, reward_weight=0
         ),
@@ -127,7 +122,7 @@ def _control(base: Config) -> Config:
     small = _small(base)
     return replace(
         small,
-        latent=LatentConfig(standardise=True, clamp=True),
+        latent=LatentConfig(standardise=True),
         forward=replace(small.forward, skip=True, recurrent=1, window=1, iterations=25, reward_weight=1.0),
         termination=TerminationConfig(3, 128, learning_rate=3e-3, weight=10.0),
         value=replace(small.value, iterations=50, target_every=8, discount=0.99, start="zero"),
