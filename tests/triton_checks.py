@@ -312,7 +312,7 @@ def test_wrong_arguments_are_named() -> None:
 
 def parts(seed: int) -> Any:
     from psdrl.agents.psdrl.models import ForwardModel, SampledModel, Smallest, TanhNet
-    from psdrl.config import ForwardConfig
+    from psdrl.agents.psdrl.settings import ForwardConfig
 
     torch.manual_seed(seed)
     forward_model = ForwardModel(13, 6, ForwardConfig(layers=4, units=35, recurrent=18))
@@ -341,11 +341,11 @@ def test_lookahead(count: int) -> None:
 
 def updated(backend: dispatch.Backend, dtype: torch.dtype) -> tuple[Tensor, list[int]]:
     """An agent's parameters after one whole update on the same memory, and the actions it then takes."""
-    from psdrl.agents.psdrl.agent import Agent
+    from psdrl.agents.psdrl.agent import PsdrlAgent
     from tests.helpers import add_episode, small_config, vector_spec
 
     with dispatch.force(backend):
-        agent = Agent(small_config(seed=3, replay={"batch": 3, "length": 5}), vector_spec(), dtype)
+        agent = PsdrlAgent(small_config(seed=3, replay={"batch": 3, "length": 5}), vector_spec(), dtype)
         rng = np.random.default_rng(5)
         for length in (6, 5, 7):
             add_episode(agent.replay, rng, length)

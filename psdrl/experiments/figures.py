@@ -15,8 +15,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.lines import Line2D
 
-from psdrl.agents.psdrl.presets import deepsea_size
 from psdrl.envs.atari import GAMES
+from psdrl.envs.deepsea import deepsea_size
 from psdrl.experiments import records
 from psdrl.experiments.learn import METHODS, RESULTS, SOLVED, WINDOW
 from psdrl.experiments.records import Run

@@ -16,8 +16,7 @@ from rich.table import Table
 from torch import Tensor
 
 from psdrl.agents.psdrl import learning, statistics
-from psdrl.agents.psdrl.agent import Agent
-from psdrl.agents.psdrl.validation import check
+from psdrl.agents.psdrl.agent import PsdrlAgent
 from psdrl.cli import parse_train
 from psdrl.envs import make_env
 from psdrl.kernels.lookahead.factored import folded, predict
@@ -51,7 +50,7 @@ def returns_after(rewards: Tensor, discount: float) -> Tensor:
 
 
 @torch.no_grad()
-def probe(agent: Agent) -> Probe:
+def probe(agent: PsdrlAgent) -> Probe:
     """Ask the agent's models about all that is stored."""
     models, replay, config = agent.models, agent.replay, agent.config
     latents = learning.encode_buffer(models, replay, agent.execution)
@@ -98,9 +97,9 @@ def main() -> None:
     """Train and print."""
     flags = ["--eval-every", "0", "--checkpoint-every", "0", "--device", "cpu"]
     config, _ = parse_train(sys.argv[1:] + flags)
-    check(config)
+    config.check()
     env = make_env(config)
-    agent = Agent(config, env.spec)
+    agent = PsdrlAgent(config, env.spec)
     train(agent, env)
     env.close()
     table = Table("of the stored transitions", "", title=f"{config.env_name}, {agent.step} steps, seed {config.seed}")

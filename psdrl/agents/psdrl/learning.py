@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from psdrl.agents.psdrl.encoder import Autoencoder
 from psdrl.agents.psdrl.models import ForwardModel, Models, TanhNet, one_hot
-from psdrl.config import Config
+from psdrl.agents.psdrl.settings import PsdrlConfig
 from psdrl.kernels.linear_tanh import linear_tanh
 from psdrl.kernels.linear_tanh.aten import product
 from psdrl.replay.episodes import Batch, Replay
@@ -33,7 +33,7 @@ class Latents(Protocol):
         """z (..., Z) of slots (...)."""
 
 
-def make_optimisers(models: Models, config: Config, fused: bool = True) -> Optimisers:
+def make_optimisers(models: Models, config: PsdrlConfig, fused: bool = True) -> Optimisers:
     """One Adam per network; vector observations have no autoencoder to train."""
     networks: dict[str, tuple[nn.Module, float]] = {
         "forward": (models.forward_model, config.forward.learning_rate),
@@ -85,7 +85,7 @@ def train_autoencoder(
     optimisers: Optimisers,
     replay: Replay,
     sample: Sampler,
-    config: Config,
+    config: PsdrlConfig,
     execution: Execution = EAGER,
 ) -> Losses:
     """Line 6 of Algorithm 1: per iteration B gradient steps, each on the L observations of one sequence."""
@@ -209,7 +209,7 @@ def train_forward(
     optimisers: Optimisers,
     latents: Latents,
     sample: Sampler,
-    config: Config,
+    config: PsdrlConfig,
     execution: Execution = EAGER,
 ) -> Losses:
     """Lines 7 and 8: windows of l steps of truncated backpropagation through time, the hidden state carried on."""

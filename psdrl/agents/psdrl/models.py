@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from psdrl.agents.psdrl.encoder import Autoencoder, Identity
 from psdrl.agents.psdrl.grid import Places, maximum
-from psdrl.config import Config, ForwardConfig
+from psdrl.agents.psdrl.settings import ForwardConfig, PsdrlConfig
 from psdrl.envs.vector import EnvSpec
 from psdrl.errors import UserError
 
@@ -242,7 +242,7 @@ LEAST_DEVIATION = 0.1  # of the largest: pixels that hardly ever change must not
 class Models(nn.Module):
     """All networks of the agent."""
 
-    def __init__(self, config: Config, spec: EnvSpec) -> None:
+    def __init__(self, config: PsdrlConfig, spec: EnvSpec) -> None:
         super().__init__()
         self.autoencoder: Autoencoder | Identity = (
             Autoencoder(spec.shape, config.autoencoder) if spec.kind == "image" else Identity(spec.shape[0], spec.grid)

@@ -12,8 +12,8 @@ from psdrl.agents.psdrl.encoder import Autoencoder
 from psdrl.agents.psdrl.learning import Latents, Losses, Optimisers, Sampler, forward_loss, gradient_step
 from psdrl.agents.psdrl.models import Models, SampledModel, value_of
 from psdrl.agents.psdrl.planning import follow
+from psdrl.agents.psdrl.settings import PsdrlConfig
 from psdrl.agents.psdrl.statistics import AnyStatistics, empty_statistics
-from psdrl.config import Config
 from psdrl.kernels.lookahead import lookahead
 from psdrl.replay.episodes import Replay
 
@@ -47,7 +47,7 @@ def autoencoder_loss(autoencoder: Autoencoder, observations: Tensor, reduction: 
 
 
 def train_autoencoder(
-    models: Models, optimisers: Optimisers, replay: Replay, sample: Sampler, config: Config
+    models: Models, optimisers: Optimisers, replay: Replay, sample: Sampler, config: PsdrlConfig
 ) -> Losses:
     """Line 6 of Algorithm 1: per iteration B gradient steps, each on the L observations of one sequence."""
     autoencoder = models.autoencoder
@@ -62,7 +62,9 @@ def train_autoencoder(
     return {"autoencoder": torch.stack(losses).mean()} if losses else {}
 
 
-def train_forward(models: Models, optimisers: Optimisers, latents: Latents, sample: Sampler, config: Config) -> Losses:
+def train_forward(
+    models: Models, optimisers: Optimisers, latents: Latents, sample: Sampler, config: PsdrlConfig
+) -> Losses:
     """Lines 7 and 8: windows of l steps of truncated backpropagation through time, the hidden state carried on."""
     forward_model, termination = models.forward_model, models.termination
     losses, termination_losses = [], []
@@ -136,15 +138,14 @@ def train_value(
     latents: Latents,
     sample: Sampler,
     model: SampledModel,
-    config: Config,
+    config: PsdrlConfig,
     hidden_states: Tensor | None = None,
 ) -> Losses:
     """Line 12: per iteration one sweep through a batch, one gradient step per time step.
 
     Sequences start with h = 0, or with that of their first state in `hidden_states` (slots, H)."""
-    iterations = config.value.iterations * (4 if config.algo == "fresh-value" else 1)
     losses = []
-    for _ in range(iterations):
+    for _ in range(config.planning_iterations):
         batch = sample()
         size, length = batch.actions.shape
         hidden = model.weight.new_zeros(size, config.forward.hidden)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from psdrl.agents.psdrl.models import Models, SampledModel
+from psdrl.agents.psdrl.settings import PsdrlConfig
 from psdrl.agents.psdrl.statistics import AnyStatistics, LocalStatistics, Statistics
-from psdrl.config import Config
 from psdrl.errors import UserError
 from psdrl.kernels.posterior import chol_update_, posterior_factor, posterior_mean, posterior_sample
 
@@ -70,7 +70,7 @@ class Posterior:
     `mean` (Z + 1, k) holds mu_j as rows; `factors` (g, k, k) holds per group of outputs with equal variances, for
     rule exact, the lower Cholesky factor of Sigma^-1, and for rule released the matrix that multiplies the noise."""
 
-    def __init__(self, config: Config, features: int, outputs: int, device: torch.device) -> None:
+    def __init__(self, config: PsdrlConfig, features: int, outputs: int, device: torch.device) -> None:
         self.rule, self.config = config.rule, config.posterior
         p = config.posterior
         self.groups = [
