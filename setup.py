@@ -109,6 +109,7 @@ setup(
         "psdrl",
         "psdrl.envs",
         "psdrl.kernels",
+        "psdrl.kernels.checks",
         "psdrl.kernels.convolution",
         "psdrl.kernels.greedy",
         "psdrl.kernels.gru_actions",
