@@ -72,7 +72,7 @@ def _truth(distinct: Call, precision: Precision) -> Truth:
         result = oracle(*wide)
         exact = compared(result, states)
         for rounding in ROUNDINGS[precision if entry.product else "fp32"]:
-            with Emulated(rounding, torch.float64, stored, summed=True):
+            with Emulated(rounding, torch.float64, stored, everything=True, summed=True):
                 rounded = oracle(*wide)
             errors.append(rms(compared(rounded, states) - exact))
         nothing = rms(compared(torch.zeros_like(result), states) - exact)

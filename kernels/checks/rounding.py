@@ -54,36 +54,44 @@ class Emulated(TorchDispatchMode):
     """Operations of `dtype` tensors as a precision computes them.
 
     operand: how the factors of products and convolutions are rounded; biases, being one-dimensional, are not.
-    stored: every new result is rounded to this dtype; None: it is not.
-    summed: add the error of K additions in float32. In sequence each errs by at most u / sqrt(3) (root mean square) of
-    a partial sum that grows with the square root: u sqrt(K / 6) of the result, u = 2^-24. Other orders err less.
-    Tensor cores cut off where they should round, once per 8 or 16 products: up to u K / 8, 1.7e-5 at K = 2292, which is
-    a fortieth of tf32's own error.
+    stored: products, or with `everything` all new results, are rounded to this dtype; None: they are not.
+    summed: products err by what K additions in float32 do. In sequence each errs by u / sqrt(3) (root mean square) of a
+    partial sum that grows with the square root: u sqrt(K / 6) of the result, u = 2^-24. Other orders err less. Tensor
+    cores cut off where they should round, once per 8 or 16 products: up to u K / 8, 1.7e-5 at K = 2292, a fortieth of
+    tf32's own error.
     """
 
     def __init__(
-        self, operand: Rounding, dtype: torch.dtype, stored: torch.dtype | None = None, summed: bool = False
+        self,
+        operand: Rounding,
+        dtype: torch.dtype,
+        stored: torch.dtype | None = None,
+        everything: bool = False,
+        summed: bool = False,
     ) -> None:
         super().__init__()
-        self.operand, self.dtype, self.stored, self.summed = operand, dtype, stored, summed
+        self.operand, self.dtype, self.stored, self.everything, self.summed = operand, dtype, stored, everything, summed
         self.generator = torch.Generator().manual_seed(0)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         product = func._schema.name in PRODUCTS
         if product:
-            args = pytree.tree_map(
-                lambda x: self.operand(x) if isinstance(x, Tensor) and x.dtype == self.dtype and x.ndim > 1 else x, args
-            )
+            args = pytree.tree_map(lambda x: self.operand(x) if self._concerns(x) and x.ndim > 1 else x, args)
         result = func(*args, **(kwargs or {}))
         if self.summed and product:
-            inner = next(x for x in reversed(args) if isinstance(x, Tensor)).shape[0]  # (m, K) (K, n)
-            size = UNIT_ROUNDOFF * (inner / 6) ** 0.5 * rms(result)
-            result = result + size * torch.randn(result.shape, generator=self.generator, dtype=result.dtype)
-        if self.stored is None or any(returned.alias_info is not None for returned in func._schema.returns):
-            return result  # a view, or written in place
-        return pytree.tree_map(
-            lambda x: x.to(self.stored).to(x.dtype) if isinstance(x, Tensor) and x.dtype == self.dtype else x, result
-        )
+            result = result + self._error_of_sums(args, result)
+        view_or_in_place = any(returned.alias_info is not None for returned in func._schema.returns)
+        if self.stored is None or view_or_in_place or not (product or self.everything):
+            return result
+        return pytree.tree_map(lambda x: x.to(self.stored).to(x.dtype) if self._concerns(x) else x, result)
+
+    def _concerns(self, x: Any) -> bool:
+        return isinstance(x, Tensor) and x.dtype == self.dtype
+
+    def _error_of_sums(self, args: tuple, result: Tensor) -> Tensor:
+        inner = next(x for x in reversed(args) if isinstance(x, Tensor)).shape[-2]  # (m, K) (K, n)
+        size = UNIT_ROUNDOFF * (inner / 6) ** 0.5 * rms(result)
+        return size * torch.randn(result.shape, generator=self.generator, dtype=result.dtype)
 
 
 def rms(x: Tensor) -> float:
