@@ -213,9 +213,7 @@ def _key(kernel: str, x: Tensor, precision: str, shape: tuple[int, int, int]) ->
     return f"{kernel} {torch.cuda.get_device_name(x.device)} {precision} {bucket}x{units}x{inner}"
 
 
-def _tile(
-    kernel: str, x: Tensor, precision: str, shape: tuple[int, int, int], launch: Callable[[Tile], None]
-) -> Tile:
+def _tile(kernel: str, x: Tensor, precision: str, shape: tuple[int, int, int], launch: Callable[[Tile], None]) -> Tile:
     """The tile that serves, measured if it may be and must be."""
     major, minor = torch.cuda.get_device_capability(x.device)
     candidates = tiles(10 * major + minor, precision, shape[0])

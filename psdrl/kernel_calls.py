@@ -12,7 +12,7 @@ from psdrl.config import Config
 from psdrl.envs.vector import EnvSpec
 from psdrl.kernels import checks
 from psdrl.kernels.linear_tanh import linear_tanh
-from psdrl.kernels.lookahead.factored import folded, predict
+from psdrl.kernels.lookahead.factored import Predictions, folded, predict
 from psdrl.models import Models, SampledModel
 from psdrl.planning import value_gradient
 
@@ -36,7 +36,7 @@ class KernelCalls(NamedTuple):
         return cls(calls, models.forward_model.output.in_features)
 
 
-def _predictions(models: Models, config: Config, states: int):  # type: ignore[no-untyped-def]
+def _predictions(models: Models, config: Config, states: int) -> Predictions:
     output = models.forward_model.output
     model = folded(models.forward_model, SampledModel(output.weight.detach(), output.bias.detach()))
     latents = torch.empty(states, models.autoencoder.latent_size)

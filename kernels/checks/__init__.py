@@ -1,7 +1,7 @@
 """Every operation against its oracle on the device that trains: at the start of a run, and at length by `psdrl.doctor`.
 
-A result may be twice as far from float64 as the mode's own rounding is (`rounding`), and never further than a small part
-of what a kernel that does nothing would be wrong by. An operation that fails is not used again: its fallback serves.
+A result may be twice as far from float64 as the mode's own rounding is (`rounding`), and never further than 5 % of what
+a kernel that does nothing is wrong by. An operation that fails is not used again: its fallback serves.
 """
 
 import logging

@@ -1,7 +1,7 @@
 """Which calls a run makes, and random inputs for them.
 
-`recorded` notes the calls that code makes with tensors of the meta device, which have shapes and strides but no data:
-so a check runs the machine code that training runs, which depends on widths, strides and alignment (`tune.common_unit`).
+`recorded` notes the calls that code makes with tensors of the meta device, which have shapes and strides but no data. So
+a check runs the machine code that training runs: it depends on widths, strides and alignment (`tune.common_unit`).
 """
 
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ class Argument:
     @classmethod
     def of(cls, x: Tensor) -> "Argument":
         """Shape and layout of x."""
-        return cls(tuple(x.shape), tuple(x.stride()), x.storage_offset() % 16)
+        return cls(tuple(x.shape), tuple(x.stride()), int(x.storage_offset()) % 16)
 
     def laid_out(self, x: Tensor, device: torch.device) -> Tensor:
         """x (rows, ...) on the device with these strides; what lies between its rows is NaN."""
@@ -62,8 +62,11 @@ class Call:
 
     @classmethod
     def of(cls, operation: str, *arguments: Any) -> "Call":
-        """From tensors, of which only shape and layout count."""
-        return cls(operation, tuple(Argument.of(x) if isinstance(x, Tensor) else x for x in arguments))
+        """From tensors, of which only shape and layout count; None at the end is what is left out."""
+        given = [Argument.of(x) if isinstance(x, Tensor) else x for x in arguments]
+        while given[-1] is None:
+            given.pop()
+        return cls(operation, tuple(given))
 
     @property
     def first(self) -> Argument:
@@ -81,7 +84,7 @@ class Call:
         """Rows that can be exchanged without changing the others: in `linear_tanh` |A| rows share a row of `state`."""
         if self.operation != "linear_tanh":
             return self.rows
-        state, columns = self.arguments[3:5] if len(self.arguments) > 3 else (None, None)
+        state, columns, *_ = (*self.arguments[3:], None, None)
         if isinstance(state, Argument):
             return state.shape[0]
         return self.rows // columns.shape[0] if isinstance(columns, Argument) else self.rows

@@ -95,9 +95,7 @@ def _check(call: Call, rows: set[int], truth: Truth, device: torch.device, preci
     return Finding(call.operation, backend, str(call), precision, error, truth.allowed, problem)
 
 
-def _errors(
-    call: Call, rows: set[int], truth: Truth, device: torch.device, precision: Precision
-) -> Iterator[float]:
+def _errors(call: Call, rows: set[int], truth: Truth, device: torch.device, precision: Precision) -> Iterator[float]:
     """The root mean square error over all distinct states, of every way in which training may run this call, which
     there has so many rows."""
     served, count = dispatch.operations[call.operation].call, len(truth.exact)
