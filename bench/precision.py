@@ -2,7 +2,8 @@
 
 Targets of all actions' best returns on stored states, against float64. tf32 is emulated: the factors of every product
 and convolution keep 10 bits of mantissa, the products are added in float32, as on a GPU. cuBLAS and cuDNN round them;
-Triton hands float32 to the tensor cores, which cut the rest off: both are reported. The measure is the spread of the same targets between models drawn from the posterior: an error far below it is lost in the sampling.
+Triton hands float32 to the tensor cores, which cut the rest off: both are reported. The measure is the spread of the
+same targets between models drawn from the posterior: an error far below it is lost in the sampling.
 """
 
 import json

@@ -1,10 +1,10 @@
 """Whole updates in every mode that `psdrl.train` can run in, against the plain path: a part of `psdrl.doctor`.
 
 Distances between parameters are measured by how far the plain path's updates move them: updates that do nothing are at
-1. In float32 all modes compute the same numbers up to the order of additions. tf32 and bf16 are compared with float32 as
-well, loosely: Adam divides by the root of its squared gradients, so parameters whose gradients are all rounding error go
-either way. They may be twice as far from float32 as their rounding, emulated on the CPU, puts them. CUDA graphs replay
-the kernels of the eager mode, so they must reproduce its result in the same precision as closely as float32 does.
+1. In float32 all modes compute the same numbers up to the order of additions. tf32 and bf16 are compared with float32
+too, loosely: Adam divides by the root of its squared gradients, so parameters whose gradients are all rounding error
+go either way. They may be twice as far from float32 as their rounding, emulated on the CPU, puts them. CUDA graphs
+replay the kernels of the eager mode: in the same precision they must reproduce its result as closely as float32 does.
 """
 
 import time

@@ -1,7 +1,7 @@
 """Which calls a run makes, and random inputs for them.
 
-`recorded` notes the calls that code makes with tensors of the meta device, which have shapes and strides but no data. So
-a check runs the machine code that training runs: it depends on widths, strides and alignment (`tune.common_unit`).
+`recorded` notes the calls that code makes with tensors of the meta device, which have shapes and strides but no data.
+So a check runs the machine code that training runs: it depends on widths, strides and alignment (`tune.common_unit`).
 """
 
 from collections.abc import Iterator
