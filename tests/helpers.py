@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 import psdrl
+from psdrl.agents import registry
 from psdrl.agents.psdrl.agent import PsdrlAgent
 from psdrl.agents.psdrl.models import ForwardModel, Models, Smallest, TanhNet
 from psdrl.agents.psdrl.settings import PsdrlConfig
@@ -35,8 +36,14 @@ def small_models(config: PsdrlConfig, spec: EnvSpec, seed: int = 0) -> Models:
         return Models(config, spec).double()
 
 
+def agent_of(config: PsdrlConfig, spec: EnvSpec, dtype: torch.dtype = torch.float32) -> PsdrlAgent:
+    """The agent that the configuration names: PSDRL or an ablation of it."""
+    kind: Any = registry.entry(config.algo).agent
+    return kind(config, spec, dtype)
+
+
 def small_agent(spec: EnvSpec | None = None, **settings: Any) -> PsdrlAgent:
-    return PsdrlAgent(small_config(**settings), spec or vector_spec())
+    return agent_of(small_config(**settings), spec or vector_spec())
 
 
 def add_episode(

@@ -6,12 +6,12 @@ import torch
 
 from psdrl import configure
 from psdrl.agents.psdrl import learning, planning
-from psdrl.agents.psdrl.agent import PATHS, PsdrlAgent
+from psdrl.agents.psdrl.agent import PATHS
 from psdrl.agents.psdrl.statistics import Statistics
 from psdrl.envs.vector import EnvSpec
 from psdrl.kernels.lookahead import factored, reference
 from psdrl.runtime.execution import Execution
-from tests.helpers import fast_lookahead
+from tests.helpers import agent_of, fast_lookahead
 
 LOCAL = {"local": True, "feature_activation": "tanh"}
 CASES = {
@@ -95,7 +95,7 @@ def make(path, dtype, kind="image", actions=3, lengths=(9, 12, 30, 1), different
     if grid:
         kind, shape = "vector", (24,)
     config = configure(env="synthetic", preset="debug", update_path=path, device="cpu", **settings)
-    agent = PsdrlAgent(config, EnvSpec("synthetic", kind, shape, observed, actions, "none", grid), dtype)
+    agent = agent_of(config, EnvSpec("synthetic", kind, shape, observed, actions, "none", grid), dtype)
     rng = np.random.default_rng(1)
     for number, length in enumerate(lengths):
         env = number % config.num_envs
