@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 import psdrl
 from psdrl.agents import registry
 from psdrl.agents.psdrl.agent import PsdrlAgent
+from psdrl.agents.psdrl.lookahead import Lookahead, factored
 from psdrl.agents.psdrl.models import ForwardModel, Models, Smallest, TanhNet
 from psdrl.agents.psdrl.settings import PsdrlConfig
 from psdrl.envs.vector import EnvSpec, Step, VectorEnv
-from psdrl.kernels.lookahead import Lookahead, factored
 from psdrl.replay.episodes import Replay
 from psdrl.run.log import Log
 

@@ -7,9 +7,9 @@ import torch
 from psdrl import configure
 from psdrl.agents.psdrl import learning, planning
 from psdrl.agents.psdrl.agent import PATHS
+from psdrl.agents.psdrl.lookahead import factored, reference
 from psdrl.agents.psdrl.statistics import Statistics
 from psdrl.envs.vector import EnvSpec
-from psdrl.kernels.lookahead import factored, reference
 from psdrl.runtime.execution import Execution
 from tests.helpers import agent_of, fast_lookahead
 

@@ -10,14 +10,14 @@ from torch.nn import functional as F
 from psdrl import configure, make_env
 from psdrl.agents.psdrl.agent import PsdrlAgent
 from psdrl.agents.psdrl.grid import Places
+from psdrl.agents.psdrl.lookahead import factored
+from psdrl.agents.psdrl.lookahead import grid as fast
 from psdrl.agents.psdrl.models import LocalFeatures, LocalForwardModel, LocalTanhNet
 from psdrl.agents.psdrl.statistics import LocalStatistics
 from psdrl.cost.sizes import Sizes
 from psdrl.cost.work import largest_tensor
 from psdrl.envs.vector import EnvSpec
 from psdrl.errors import UserError
-from psdrl.kernels.lookahead import factored
-from psdrl.kernels.lookahead import local as fast
 from tests.test_memory import Allocations
 from tests.test_parity import LOCAL, make
 

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from psdrl.agents.psdrl.lookahead.factored import folded, predict
 from psdrl.errors import UserError
-from psdrl.kernels.lookahead.factored import folded, predict
 from psdrl.runtime import device, execution
 from psdrl.runtime.execution import Execution
 from tests.test_parity import LOCAL, make, parameters

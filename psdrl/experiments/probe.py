@@ -17,9 +17,9 @@ from torch import Tensor
 
 from psdrl.agents.psdrl import learning, statistics
 from psdrl.agents.psdrl.agent import PsdrlAgent
+from psdrl.agents.psdrl.lookahead.factored import folded, predict
 from psdrl.cli import parse_train
 from psdrl.envs import make_env
-from psdrl.kernels.lookahead.factored import folded, predict
 from psdrl.run.loop import train
 
 

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from psdrl.agents.psdrl.lookahead import factored, reference
 from psdrl.agents.psdrl.models import SampledModel
-from psdrl.kernels.lookahead import factored, reference
 from psdrl.runtime.device import is_gpu, pinned_empty, uploaded
 from psdrl.runtime.graphs import Step
 

@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import torch
 
+from psdrl.agents.psdrl.lookahead.factored import Predictions, folded, predict
 from psdrl.agents.psdrl.models import Models, SampledModel
 from psdrl.agents.psdrl.planning import value_gradient
 from psdrl.agents.psdrl.settings import PsdrlConfig
 from psdrl.envs.vector import EnvSpec
 from psdrl.kernels import checks
 from psdrl.kernels.linear_tanh import linear_tanh
-from psdrl.kernels.lookahead.factored import Predictions, folded, predict
 
 
 class KernelCalls(NamedTuple):

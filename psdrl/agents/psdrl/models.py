@@ -233,7 +233,7 @@ class SampledModel:
 
     weight: Tensor  # (Z + 1, k)
     bias: Tensor  # (Z + 1,), zero for a draw: the posterior has no bias
-    folded: Any = field(default=None, repr=False)  # filled by psdrl.kernels.lookahead.factored at first use
+    folded: Any = field(default=None, repr=False)  # filled by psdrl.agents.psdrl.lookahead.factored at first use
 
 
 LEAST_DEVIATION = 0.1  # of the largest: pixels that hardly ever change must not become the loudest

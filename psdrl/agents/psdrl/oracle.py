@@ -10,11 +10,11 @@ from torch import Tensor
 
 from psdrl.agents.psdrl.encoder import Autoencoder
 from psdrl.agents.psdrl.learning import Latents, Losses, Optimisers, Sampler, forward_loss, gradient_step
+from psdrl.agents.psdrl.lookahead import lookahead
 from psdrl.agents.psdrl.models import Models, SampledModel, value_of
 from psdrl.agents.psdrl.planning import follow
 from psdrl.agents.psdrl.settings import PsdrlConfig
 from psdrl.agents.psdrl.statistics import AnyStatistics, empty_statistics
-from psdrl.kernels.lookahead import lookahead
 from psdrl.replay.episodes import Replay
 
 

@@ -12,13 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from psdrl.agents.psdrl.lookahead import grid
 from psdrl.agents.psdrl.models import ForwardModel, LocalForwardModel, LocalTanhNet, SampledModel, Smallest, TanhNet
 from psdrl.kernels import dispatch
 from psdrl.kernels.greedy import best_return, greedy_action, one_step_returns
 from psdrl.kernels.gru_actions import gru_actions
 from psdrl.kernels.linear_tanh import linear, linear_tanh
 from psdrl.kernels.linear_tanh.aten import few_rows
-from psdrl.kernels.lookahead import local
 from psdrl.kernels.tanh_dot import tanh_dot
 
 
@@ -78,13 +78,13 @@ def fold(forward_model: ForwardModel, sample: SampledModel) -> Folded:
     )
 
 
-AnyFolded = Folded | local.LocalFolded
+AnyFolded = Folded | grid.LocalFolded
 
 
 def folded(forward_model: ForwardModel, sample: SampledModel) -> AnyFolded:
     """The folded model, made at first use; a sample belongs to the forward model as it was when it was drawn."""
     if sample.folded is None and isinstance(forward_model, LocalForwardModel):
-        sample.folded = local.fold(forward_model, sample)
+        sample.folded = grid.fold(forward_model, sample)
     elif sample.folded is None:
         sample.folded = fold(forward_model, sample)
     return sample.folded
@@ -93,7 +93,7 @@ def folded(forward_model: ForwardModel, sample: SampledModel) -> AnyFolded:
 def tanh_net(net: TanhNet, x: Tensor) -> Tensor:
     """The network on rows (n, inputs) -> (n,), without autograd."""
     if isinstance(net, LocalTanhNet):
-        return local.tanh_net(net, x)
+        return grid.tanh_net(net, x)
     layers = net.linear_layers()
     if few_rows(x) and dispatch.unconstrained("tanh_dot") and not torch.is_autocast_enabled("cpu"):  # acting
         weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
@@ -173,7 +173,7 @@ def predict(
 ) -> Predictions:
     """All actions from latent states (n, Z) and hidden states (n, H): n * A rows in bulk."""
     latent, shape = latents.shape[1], (len(latents), len(model.gru_columns))
-    of_all_actions = local.predicted if isinstance(model, local.LocalFolded) else predicted
+    of_all_actions = grid.predicted if isinstance(model, grid.LocalFolded) else predicted
     prediction, rows = of_all_actions(model, latents, hidden)  # type: ignore[arg-type]
     # The termination network reads z^ from here, not from `prediction`: rows of 2292 start at multiples of 16 bytes,
     # rows of 1537 do not, and a GPU would load them 4 bytes at once.
