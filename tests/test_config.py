@@ -136,11 +136,12 @@ def test_every_preset_is_valid_and_survives_json(preset: str) -> None:
     assert moved.to_dict() != config.to_dict()
 
 
-@pytest.mark.parametrize(("env", "places"), [("minatar/freeway", True), ("minatar/breakout", False)])
-def test_minatar_looks_at_places_but_in_breakout(env: str, places: bool) -> None:
-    config = psdrl.configure(env=env)
-    assert (config.forward.local, config.termination.local, config.termination.predicted) == (places,) * 3
-    assert config.minatar.stack == (3 if places else 1)
+def test_presets_do_not_ask_for_a_games_name() -> None:
+    """One preset per kind of environment: what differs between two games is their name."""
+    for games in (("minatar/freeway", "minatar/breakout"), ("minatar/asterix", "minatar/seaquest")):
+        one, other = (psdrl.configure(env=game) for game in games)
+        assert replace(one, env=games[1]) == other
+    assert replace(psdrl.configure(game="Pong"), game="Freeway") == psdrl.configure(game="Freeway")
 
 
 def test_unknown_settings_are_refused() -> None:
