@@ -223,6 +223,6 @@ def stored_episodes(replay: Replay) -> list[dict[str, NDArray]]:
 @torch.no_grad()
 def fast_lookahead(forward_model, sample, termination, value, latents, hidden, discount, threshold=0.5) -> Lookahead:
     """`reference.lookahead` by the operations that acting and planning use."""
-    model = factored.folded(forward_model, sample)
+    model = forward_model.fold(sample)
     predictions = factored.predict(model, termination, latents, hidden, threshold)
     return Lookahead(predictions.returns(value, discount), predictions.latents_hidden[..., latents.shape[1] :])

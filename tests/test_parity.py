@@ -7,8 +7,8 @@ import torch
 from psdrl import configure
 from psdrl.agents.psdrl import learning, planning
 from psdrl.agents.psdrl.agent import PATHS
-from psdrl.agents.psdrl.lookahead import factored, reference
-from psdrl.agents.psdrl.statistics import Statistics
+from psdrl.agents.psdrl.lookahead import reference
+from psdrl.agents.psdrl.regression import Statistics
 from psdrl.envs.vector import EnvSpec
 from psdrl.runtime.execution import Execution
 from tests.helpers import agent_of, fast_lookahead
@@ -260,8 +260,8 @@ def test_a_new_sample_is_folded_anew():
     """The folded weights live on the sample: a stale fold would plan in the previous model."""
     agent = make("fast", torch.float64)
     agent.update()
-    first = factored.folded(agent.models.forward_model, agent.model)
+    first = agent.models.forward_model.fold(agent.model)
     agent.update()
-    second = factored.folded(agent.models.forward_model, agent.model)
+    second = agent.models.forward_model.fold(agent.model)
     torch.testing.assert_close(second.recurrent, agent.models.forward_model.gru.weight_hh)
     assert not torch.equal(first.output, second.output)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from psdrl.agents.psdrl.deduplicate import firsts
 from psdrl.agents.psdrl.learning import Losses, Optimisers, Sampler, scan
-from psdrl.agents.psdrl.lookahead.factored import Predictions, folded, joined, predict
+from psdrl.agents.psdrl.lookahead.factored import Predictions, joined, predict
 from psdrl.agents.psdrl.models import ForwardModel, Models, SampledModel, Smallest, TanhNet, one_hot
 from psdrl.agents.psdrl.settings import PsdrlConfig
 from psdrl.kernels.linear_tanh import linear, linear_tanh
@@ -178,7 +178,7 @@ def train_value(
     @torch.no_grad()
     def foresee(z: Tensor, hidden: Tensor) -> Predictions:
         with execution.autocast():
-            sampled = folded(forward_model, model)
+            sampled = forward_model.fold(model)
             return predict_all(sampled, models.termination, z, hidden, threshold)
 
     run = execution.kept("value", steps, lambda: optimiser_state(value, optimiser))
