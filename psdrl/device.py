@@ -50,9 +50,13 @@ def resolve_device(name: str) -> torch.device:
     if device.type == "cuda":
         if not cuda_available():
             why = "this PyTorch is a CPU build" if torch.version.cuda is None else "no GPU or no driver was found"
-            raise UserError(f"--device {name} asks for a GPU, but {why}: use --device cpu, or mend that.")
+            raise UserError(
+                f"--device {name} asks for a GPU, but {why}: use --device cpu, or install a CUDA build or driver."
+            )
         if (device.index or 0) >= torch.cuda.device_count():
             raise UserError(f"--device {name} is not there: this machine has {torch.cuda.device_count()} GPU(s).")
+        device = torch.device("cuda", device.index or 0)
+        torch.cuda.set_device(device)  # what names no device (events, Triton, libraries' handles) means this one
     return device
 
 

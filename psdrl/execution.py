@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from psdrl.config import Config, Precision
 from psdrl.device import bf16_on_cpu
 from psdrl.errors import UserError
-from psdrl.graphs import Captured, Cuda, Primitives, Step
+from psdrl.graphs import Captured, Cuda, Step
 
 Function = TypeVar("Function", bound=Callable)
 
@@ -33,7 +33,7 @@ class Execution:
         compile: bool = False,
         cuda_graphs: bool = False,
         precision: Precision = "fp32",
-        primitives: Primitives | None = None,
+        primitives: Cuda | None = None,
     ) -> None:
         self.device, self.compile, self.precision = device, compile, precision
         if primitives is None and device.type == "cuda":

@@ -7,8 +7,8 @@ decide anything by one. Work on a second stream starts after the first and is jo
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NamedTuple, Protocol
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,62 +19,67 @@ WARM_UP = 3  # runs before the capture: libraries make their workspaces and kern
 Step = Callable[..., tuple[Tensor, ...]]
 
 
-class Graph(Protocol):
-    """What is used of torch.cuda.CUDAGraph."""
-
-    def register_generator_state(self, generator: torch.Generator, /) -> None:
-        """Let every replay draw new numbers from this generator."""
-
-    def replay(self) -> None:
-        """Run the recorded kernels."""
-
-
-class Primitives(Protocol):
-    """What a device offers for capture; tests put a recording one in its place."""
-
-    def graph(self) -> Graph:
-        """An empty graph."""
-
-    def aside(self) -> AbstractContextManager[None]:
-        """Work within runs on another stream, after what came before and before what follows."""
-
-    def capture(self, graph: Graph) -> AbstractContextManager[None]:
-        """Work within is recorded into the graph instead of run."""
-
-    def fork(self) -> tuple[AbstractContextManager[None], Callable[[], None]]:
-        """Work within the first runs beside the present stream, until the second is called."""
-
-
 class Cuda:
-    """Streams and graphs of one GPU. The graphs share a private memory pool: they never run at the same time."""
+    """Streams and graphs of one GPU, which need not be the current one. The graphs share a private memory pool: they
+    never run at the same time.
 
-    def __init__(self, device: torch.device) -> None:
-        self.device, self.pool = device, torch.cuda.graph_pool_handle()
-        self.side = torch.cuda.Stream(device)  # for the second branch of a step
+    cuda: torch.cuda; tests put a stand-in in its place.
+    """
 
-    def graph(self) -> Graph:
-        return torch.cuda.CUDAGraph()
+    def __init__(self, device: torch.device, cuda: Any = torch.cuda) -> None:
+        self.device, self.cuda = device, cuda
+        self.side = cuda.Stream(device)  # for the second branch of a step
+        self.recording = cuda.Stream(device)  # for captures: torch.cuda.graph would use one of the current device
+        self.pool: Any = None
+        self._anchor: Any = None  # a pool dies with its last graph, and its handle is then refused: this one stays
+
+    def graph(self) -> Any:
+        """An empty graph."""
+        return self.cuda.CUDAGraph()
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        stream, present = torch.cuda.Stream(self.device), torch.cuda.current_stream(self.device)
+        """Work within runs on another stream, after what came before and before what follows."""
+        stream, present = self.cuda.Stream(self.device), self.cuda.current_stream(self.device)
         stream.wait_stream(present)
-        with torch.cuda.stream(stream):
+        with self.cuda.stream(stream):
             yield
         present.wait_stream(stream)
 
-    def capture(self, graph: Graph) -> AbstractContextManager[None]:
-        assert isinstance(graph, torch.cuda.CUDAGraph)
-        return torch.cuda.graph(graph, pool=self.pool)
+    @contextmanager
+    def capture(self, graph: Any) -> Iterator[None]:
+        """Work within is recorded into the graph instead of run."""
+        if self.pool is None:
+            self.pool, self._anchor = self.cuda.graph_pool_handle(), self.graph()
+            with self._captured(self._anchor):
+                torch.zeros(1, device=self.device)
+        with self._captured(graph):
+            yield
+
+    @contextmanager
+    def _captured(self, graph: Any) -> Iterator[None]:
+        """As torch.cuda.graph, which leaves its stream current if the capture cannot be ended."""
+        self.cuda.synchronize(self.device)
+        self.cuda.empty_cache()  # what the warm-up left is free for the graph
+        with self.cuda.stream(self.recording):
+            graph.capture_begin(pool=self.pool)
+            try:
+                yield
+            except BaseException:
+                with suppress(RuntimeError):  # says only that there was an error before
+                    graph.capture_end()
+                raise
+            graph.capture_end()
 
     def fork(self) -> tuple[AbstractContextManager[None], Callable[[], None]]:
-        present = torch.cuda.current_stream(self.device)
+        """Work within the first runs beside the present stream, until the second is called."""
+        present = self.cuda.current_stream(self.device)
         self.side.wait_stream(present)
-        return torch.cuda.stream(self.side), lambda: present.wait_stream(self.side)
+        return self.cuda.stream(self.side), lambda: present.wait_stream(self.side)
 
 
 class _Recorded(NamedTuple):
-    graph: Graph
+    graph: Any  # torch.cuda.CUDAGraph
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
 
@@ -91,7 +96,7 @@ class Captured:
         name: str,
         step: Step,
         state: Callable[[], Sequence[Tensor]],
-        primitives: Primitives,
+        primitives: Cuda,
         generators: tuple[torch.Generator, ...] = (),
     ) -> None:
         self.name, self.step, self.state = name, step, state
@@ -117,26 +122,33 @@ class Captured:
         return tuple(x.clone() for x in recorded.outputs)
 
     def _record(self, inputs: tuple[Tensor, ...]) -> _Recorded:
+        """Warm up and capture. If either fails, what the step changed is as before, and it may run eagerly: there an
+        error of its own shows itself."""
         buffers = tuple(x.detach().clone(memory_format=torch.contiguous_format) for x in inputs)
+        try:
+            self._warm_up(buffers)
+            graph = self.primitives.graph()
+            for generator in self.generators:
+                graph.register_generator_state(generator)
+            with self.primitives.capture(graph):
+                outputs = self.step(*buffers)
+        except RuntimeError as error:
+            raise CaptureError(f"capture failed: {error}") from error
+        return _Recorded(graph, buffers, outputs)
+
+    def _warm_up(self, buffers: tuple[Tensor, ...]) -> None:
         draws = [generator.get_state() for generator in self.generators]
         with self.primitives.aside():
             saved = [tensor.detach().clone() for tensor in self.state()]
-            for _ in range(WARM_UP):
-                self.step(*buffers)
-            with torch.no_grad():
-                for tensor, old in zip(self.state(), saved, strict=True):
-                    tensor.copy_(old)
-        for generator, drawn in zip(self.generators, draws, strict=True):
-            generator.set_state(drawn)
-        graph = self.primitives.graph()
-        for generator in self.generators:
-            graph.register_generator_state(generator)
-        try:
-            with self.primitives.capture(graph):
-                outputs = self.step(*buffers)
-        except RuntimeError as error:  # the warm-up ran, so the step itself is sound
-            raise CaptureError(f"capture failed: {error}") from error
-        return _Recorded(graph, buffers, outputs)
+            try:
+                for _ in range(WARM_UP):
+                    self.step(*buffers)
+            finally:
+                with torch.no_grad():
+                    for tensor, old in zip(self.state(), saved, strict=True):
+                        tensor.copy_(old)
+                for generator, drawn in zip(self.generators, draws, strict=True):
+                    generator.set_state(drawn)
 
 
 class CaptureError(RuntimeError):

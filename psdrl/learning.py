@@ -134,10 +134,11 @@ def scan(forward_model: ForwardModel, inputs: Tensor, hidden: Tensor, batch_size
     """
     gru = forward_model.gru
     weights = [gru.weight_ih, gru.weight_hh, gru.bias_ih, gru.bias_hh]
+    train = torch.is_grad_enabled()  # cuDNN refuses to differentiate what ran in evaluation mode
     with torch.autocast(inputs.device.type, enabled=False):  # errors of the recurrence add up over time
         if batch_sizes is None:
-            return torch.gru(inputs, hidden[None], weights, True, 1, 0.0, False, False, False)[0]
-        return torch.gru(inputs, batch_sizes, hidden[None], weights, True, 1, 0.0, False, False)[0]
+            return torch.gru(inputs, hidden[None], weights, True, 1, 0.0, train, False, False)[0]
+        return torch.gru(inputs, batch_sizes, hidden[None], weights, True, 1, 0.0, train, False)[0]
 
 
 class LinearTanh(torch.autograd.Function):

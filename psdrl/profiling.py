@@ -40,25 +40,41 @@ class HostMark:
         return 1e3 * (end.seconds - self.seconds)
 
 
+class CudaMark:
+    """A moment on a GPU's present stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.event = device, torch.cuda.Event(enable_timing=True)
+
+    def record(self) -> None:
+        self.event.record(torch.cuda.current_stream(self.device))
+
+    def elapsed_time(self, end: "CudaMark") -> float:
+        return self.event.elapsed_time(end.event)
+
+
 class CudaDevice:
-    """Marks, ranges and the profiler's switch on a GPU. Tests put others in its place."""
+    """Marks, ranges and the profiler's switch of one GPU. Tests put others in its place."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
 
     def mark(self) -> Mark:
-        return torch.cuda.Event(enable_timing=True)
+        return CudaMark(self.device)
 
     def range(self, name: str) -> AbstractContextManager:
         return torch.cuda.nvtx.range(name)
 
     def synchronise(self) -> None:
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(self.device)
 
     def start(self) -> None:
         """nsys and ncu with `--capture-range=cudaProfilerApi` begin here."""
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(self.device)
         torch.cuda.cudart().cudaProfilerStart()
 
     def stop(self) -> None:
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(self.device)
         torch.cuda.cudart().cudaProfilerStop()
 
 
@@ -108,7 +124,7 @@ class Device(Protocol):
 
 def device_for(device: torch.device, trace: Path | None = None) -> Device:
     """Clocks and ranges of this device."""
-    return CudaDevice() if device.type == "cuda" else HostDevice(trace)
+    return CudaDevice(device) if device.type == "cuda" else HostDevice(trace)
 
 
 class Phases:

@@ -8,10 +8,11 @@ import torch
 from psdrl import doctor
 from psdrl.cli import main_doctor
 from psdrl.execution import Execution
+from psdrl.graphs import Cuda
 from psdrl.kernels import checks, dispatch
 from psdrl.kernels.gru_actions import gru_actions
 from psdrl.kernels.posterior import native
-from tests.recorder import Recording
+from tests.recorder import StandIn
 
 CPU = torch.device("cpu")
 QUICK = doctor.Doctor(device="cpu", quick=True, seconds=0, json=True)
@@ -103,7 +104,7 @@ def test_a_step_that_cannot_be_captured_is_reported(monkeypatch):
     """On a GPU: with a recording device in the place of the real one."""
 
     def of(config, device):
-        execution = Execution(device, config.compile, config.cuda_graphs, "fp32", Recording())
+        execution = Execution(device, config.compile, config.cuda_graphs, "fp32", Cuda(CPU, StandIn()))
         if config.cuda_graphs:
             original = execution.captured
             execution.captured = lambda name, step, *args, **more: original(  # type: ignore[method-assign]

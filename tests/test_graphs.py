@@ -1,5 +1,6 @@
-"""CUDA graphs by a recording device: updates and actions replayed from graphs equal eager ones."""
+"""CUDA graphs by a stand-in for torch.cuda: updates and actions replayed from graphs equal eager ones."""
 
+import gc
 import logging
 
 import numpy as np
@@ -10,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from psdrl.acting import Actor
 from psdrl.execution import Execution, optimiser_state
-from psdrl.graphs import WARM_UP, Captured
-from tests.recorder import Recording
+from psdrl.graphs import WARM_UP, Captured, Cuda
+from tests.recorder import CudnnRules, StandIn, as_on_a_gpu
 from tests.test_parity import LOCAL, make, parameters
 
 SIZES = {
@@ -28,11 +29,18 @@ SIZES = {
 }
 
 
+def stand_in():
+    """Streams and graphs of a GPU that is not the current one, and what they ask for."""
+    cuda = StandIn()
+    return Cuda(torch.device("cpu"), cuda), cuda
+
+
 def with_graphs(agent, precision="fp32"):
     """The agent as on a GPU, with a recording device under its steps."""
-    recording = Recording()
-    agent.execution = Execution(agent.device, agent.config.compile, True, precision, recording)
+    primitives, recording = stand_in()
+    agent.execution = Execution(agent.device, agent.config.compile, True, precision, primitives)
     agent.actors = [Actor(agent, agent.config.num_envs, 1)]
+    agent.update = as_on_a_gpu(agent.update)
     return recording
 
 
@@ -61,7 +69,8 @@ def test_captured_updates_equal_eager_ones(sizes):
         for name, value in losses[0].items():
             if not name.startswith("time/"):
                 assert losses[1][name] == pytest.approx(value, rel=1e-9, abs=1e-12), name
-    assert recording.calls.count("capture") == len(recording.graphs)
+    assert recording.calls.count("capture") == len(recording.all_graphs) == len(recording.graphs) + 1
+    assert all(graph.recorder.operations for graph in recording.graphs), "a graph of the GPU that trains, not of GPU 0"
     assert not any(step.failed for step in captured.execution._steps.values())
     replays = sum(graph.replays for graph in recording.graphs)
     assert replays >= 3 * len(recording.graphs), "graphs are made once and used again"
@@ -83,13 +92,42 @@ def test_blocks_and_their_remainders_are_graphs_of_their_own():
     }
 
 
-def test_the_windows_have_two_branches():
+def test_the_windows_have_two_branches(monkeypatch):
+    """That they are joined the stand-in sees itself: unjoined work cannot be captured."""
     agent = make("fast", torch.float64, **SIZES["vector"])
-    recording = with_graphs(agent)
+    with_graphs(agent)
+    primitives, forks = agent.execution.primitives, []
+    fork = primitives.fork
+
+    def counted():
+        forks.append(primitives)
+        return fork()
+
+    monkeypatch.setattr(primitives, "fork", counted)
     agent.update()
-    kinds = [call for call in recording.calls if call in ("fork", "join")]
-    assert kinds
-    assert kinds == ["fork", "join"] * (len(kinds) // 2)
+    assert forks
+    assert not agent.execution.failures
+
+
+@pytest.mark.parametrize("kind", ["image", "vector"])
+def test_an_eager_update_keeps_cudnns_rules(kind):
+    agent = make("fast", torch.float64, **SIZES[kind])
+    with CudnnRules():
+        agent.update()
+
+
+def test_cudnns_rules_refuse_a_gradient_in_evaluation_mode():
+    """A check of the check."""
+    gru = nn.GRU(3, 4)
+    for train in (True, False):
+        gru.train(train)
+        with CudnnRules():
+            out = gru(torch.randn(5, 2, 3))[0].sum()
+        if train:
+            out.backward()
+        else:
+            with pytest.raises(RuntimeError, match="training mode"):
+                out.backward()
 
 
 @pytest.mark.parametrize("kind", ["image", "vector"])
@@ -158,14 +196,14 @@ def counter():
 
 def test_warm_up_leaves_no_trace_and_results_are_copies():
     total, step = counter()
-    recording = Recording()
-    captured = Captured("count", step, lambda: [total], recording)
+    primitives, recording = stand_in()
+    captured = Captured("count", step, lambda: [total], primitives)
     (first,) = captured(torch.ones(3))
     (second,) = captured(torch.ones(3))
     assert torch.equal(first, torch.full((3,), 2.0))
     assert torch.equal(second, torch.full((3,), 4.0))
     assert torch.equal(total, torch.full((3,), 2.0))
-    assert recording.calls == ["aside", "capture"]
+    assert recording.calls == ["capture", "capture"], "one of them keeps the pool"
 
 
 def test_a_new_shape_is_captured_anew():
@@ -175,7 +213,7 @@ def test_a_new_shape_is_captured_anew():
         calls.append(x.shape)
         return (x + 1,)
 
-    captured = Captured("add", step, tuple, Recording())
+    captured = Captured("add", step, tuple, stand_in()[0])
     for size in (2, 3, 2, 3):
         assert torch.equal(captured(torch.zeros(size))[0], torch.ones(size))
     assert len(calls) == 2 * (WARM_UP + 1)
@@ -191,7 +229,7 @@ def test_a_new_shape_is_captured_anew():
     ids=["item", "mask", "generator"],
 )
 def test_what_cannot_be_captured_runs_eagerly_and_says_so(broken, caplog):
-    captured = Captured("broken step", broken, tuple, Recording())
+    captured = Captured("broken step", broken, tuple, stand_in()[0])
     with caplog.at_level(logging.WARNING, "psdrl.graphs"):
         for _ in range(2):
             captured(torch.ones(2))
@@ -203,7 +241,7 @@ def test_what_cannot_be_captured_runs_eagerly_and_says_so(broken, caplog):
 def test_the_recorder_catches_a_step_that_keeps_state_in_python():
     """A check of the check: what a real graph would get wrong is wrong here too."""
     held = {"scale": 1.0}
-    captured = Captured("python state", lambda x: (x * held["scale"],), tuple, Recording())
+    captured = Captured("python state", lambda x: (x * held["scale"],), tuple, stand_in()[0])
     captured(torch.ones(1))
     held["scale"] = 5.0
     assert captured(torch.ones(1))[0].item() == 1.0
@@ -214,7 +252,68 @@ def test_an_error_of_the_step_itself_is_not_hidden():
         raise ValueError("wrong shape")
 
     with pytest.raises(ValueError, match="wrong shape"):
-        Captured("step", step, tuple, Recording())(torch.ones(1))
+        Captured("step", step, tuple, stand_in()[0])(torch.ones(1))
+
+
+def spoil(x):
+    return (x * float(x.sum()),)
+
+
+def test_a_capture_that_fails_half_way_leaves_the_stream():
+    primitives, recording = stand_in()
+    first = Captured("broken", spoil, tuple, primitives)
+    (y,) = first(torch.ones(2))
+    assert torch.equal(y, torch.full((2,), 2.0))
+    assert recording.streams == recording.default
+    assert recording.device_index == 0
+    second = Captured("sound", lambda x: (x + 1,), tuple, primitives)
+    assert torch.equal(second(torch.ones(2))[0], torch.full((2,), 2.0))
+    assert not second.failed
+
+
+def test_a_warm_up_that_fails_leaves_no_trace(caplog):
+    """It fails once, as where memory is short; then the step runs eagerly."""
+    total, failures = torch.zeros(2), ["out of memory"]
+    generator = torch.Generator().manual_seed(1)
+
+    def step(x):
+        total.add_(x)
+        noise = torch.rand(2, generator=generator)
+        if failures:
+            raise RuntimeError(failures.pop())
+        return (total + noise,)
+
+    expected = torch.rand(2, generator=torch.Generator().manual_seed(1)) + 1
+    captured = Captured("step", step, lambda: [total], stand_in()[0], (generator,))
+    assert torch.equal(captured(torch.ones(2))[0], expected)
+    assert captured.failed
+    assert "out of memory" in caplog.text
+
+
+def test_graphs_may_all_die_and_others_follow():
+    """A pool that loses its last graph is refused by torch."""
+    primitives, recording = stand_in()
+    for _ in range(2):
+        captured = Captured("add", lambda x: (x + 1,), tuple, primitives)
+        captured(torch.ones(2))
+        assert not captured.failed
+        recording.all_graphs.clear()
+        del captured
+        gc.collect()
+
+
+def test_the_stand_in_behaves_as_torch():
+    """torch.cuda.graph captures nothing of a device that is not current, and keeps its stream after a failure."""
+    cuda = StandIn()
+    graph, pool = cuda.CUDAGraph(), cuda.graph_pool_handle()
+    with cuda.graph(graph, pool):
+        torch.ones(2) + 1
+    assert graph.recorder is not None
+    assert graph.recorder.operations == []
+    cuda = StandIn(home=0)
+    with pytest.raises(RuntimeError, match="previous error"), cuda.graph(cuda.CUDAGraph(), cuda.graph_pool_handle()):
+        spoil(torch.ones(2))
+    assert cuda.streams != cuda.default
 
 
 @pytest.mark.parametrize("kind", ["image", "vector"])

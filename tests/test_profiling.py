@@ -129,92 +129,48 @@ def test_a_cpu_run_writes_a_trace(tmp_path):
 
 
 class FakeCuda:
-    """torch.cuda's streams, graphs, events and switches, noting what is asked of them."""
+    """torch.cuda's events and switches, noting what is asked of them."""
 
     def __init__(self, monkeypatch):
         self.calls: list[str] = []
         fake = self
 
-        class Stream:
-            def __init__(self, device=None):
-                self.name = f"stream{sum(c.startswith('new') for c in fake.calls)}"
-                fake.calls.append(f"new {self.name}")
+        class Event:
+            def __init__(self, enable_timing):
+                assert enable_timing
 
-            def wait_stream(self, other):
-                fake.calls.append(f"{self.name} waits for {other.name}")
-
-        main = Stream()
-        main.name = "main"
-        fake.calls.clear()
-
-        class Graph:
-            pass
-
-        @contextmanager
-        def on(stream):
-            fake.calls.append(f"on {stream.name}")
-            yield
-            fake.calls.append("off")
-
-        @contextmanager
-        def graph(g, pool):
-            assert isinstance(g, Graph)
-            assert pool == "pool"
-            fake.calls.append("capture")
-            yield
+            def record(self, stream):
+                fake.calls.append(f"event on {stream}")
 
         class Runtime:
             cudaProfilerStart = staticmethod(lambda: fake.calls.append("profiler on"))
             cudaProfilerStop = staticmethod(lambda: fake.calls.append("profiler off"))
 
         for name, value in {
-            "Stream": Stream,
-            "CUDAGraph": Graph,
-            "graph": graph,
-            "stream": on,
-            "graph_pool_handle": lambda: "pool",
-            "current_stream": lambda device=None: main,
-            "synchronize": lambda: fake.calls.append("synchronize"),
+            "Stream": lambda device=None: f"stream of {device}",
+            "current_stream": lambda device=None: f"stream of {device}",
+            "Event": Event,
+            "synchronize": lambda device: fake.calls.append(f"synchronize {device}"),
             "cudart": lambda: Runtime,
         }.items():
             monkeypatch.setattr(torch.cuda, name, value)
         monkeypatch.setattr(torch.cuda.nvtx, "range", lambda name: contextlib.nullcontext())
 
 
-def test_streams_of_a_gpu(monkeypatch):
+def test_phases_of_a_gpu_are_timed_on_its_own_stream(monkeypatch):
     fake = FakeCuda(monkeypatch)
-    cuda = Cuda(torch.device("cuda", 0))
-    fake.calls.clear()
-    with cuda.aside():
-        fake.calls.append("work")
-    assert fake.calls == [
-        "new stream0",
-        "stream0 waits for main",
-        "on stream0",
-        "work",
-        "off",
-        "main waits for stream0",
-    ]
-    fake.calls.clear()
-    beside, join = cuda.fork()
-    with beside:
-        fake.calls.append("branch")
-    fake.calls.append("trunk")
-    join()
-    side = cuda.side.name  # type: ignore[attr-defined]
-    assert fake.calls == [f"{side} waits for main", f"on {side}", "branch", "off", "trunk", f"main waits for {side}"]
-    fake.calls.clear()
-    with cuda.capture(cuda.graph()):
+    phases = Phases(CudaDevice(torch.device("cuda", 1)))
+    with phases("value"):
         pass
-    assert fake.calls == ["capture"]
+    assert fake.calls == ["event on stream of cuda:1"] * 2
 
 
 def test_the_profilers_switch_of_a_gpu(monkeypatch):
     fake = FakeCuda(monkeypatch)
-    device = CudaDevice()
+    device = CudaDevice(torch.device("cuda", 1))
     device.start()
     device.stop()
-    assert fake.calls == ["synchronize", "profiler on", "synchronize", "profiler off"]
+    assert fake.calls == ["synchronize cuda:1", "profiler on", "synchronize cuda:1", "profiler off"]
 
 
 @pytest.mark.parametrize(("precision", "matmul"), [("fp32", "highest"), ("tf32", "high"), ("bf16", "high")])
