@@ -191,6 +191,7 @@ API cuGraphLaunch(CUgraphExec exec, CUstream stream)
     STREAM(stream);
     TRY(enter(__func__, stream, CU_GRAPH_NODE_TYPE_GRAPH, &node));
     stats[stream->ctx->dev].graph_launches++;
+    stats[stream->ctx->dev].replayed += exec->count;
     stats[stream->ctx->dev].empty_graph_launches += !exec->count;
     for (size_t i = 0; !node && i < exec->count; i++)
         if (exec->nodes[i].run)
