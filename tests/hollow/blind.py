@@ -1,14 +1,17 @@
-"""python blind.py MODULE ...: runs a module of psdrl on the hollow driver without its checks of values.
+"""python blind.py [--see] MODULE ...: runs a module of psdrl on the hollow driver without its checks of values.
 
 Kernels do nothing there, so no number means anything. Every call is still made, every result is still copied to the
-host, and an exception inside a check is still a failure. Actions are taken modulo their number: environments refuse
-others. Where HOLLOW_REPORT names a file, torch's own peak of
-allocated memory per device is written into it at exit.
+host, and an exception inside a check is still a failure. Actions, and indices into a buffer on the host, are taken
+modulo their number: the host refuses others. Where HOLLOW_REPORT names a file, torch's own peak of allocated memory
+per device is written into it at exit.
+
+--see leaves the checks on, to show that kernels which do nothing fail them; only the question whether the device can
+add, which decides that no fallback can serve, is not asked.
 """
 
 import json
-import math
 import os
+import re
 import runpy
 import sys
 from collections.abc import Callable
@@ -17,18 +20,20 @@ from typing import Any
 
 import torch
 
-from psdrl import posterior
+from psdrl import doctor, posterior
 from psdrl.acting import Actor
 from psdrl.kernels import checks
+from psdrl.replay import Replay
 
 
 def without_errors(findings: Any) -> list[Any]:
-    """Keep what failed by an exception (its error is nan); drop what only has the wrong value."""
-    return [f if math.isnan(f.error) else f._replace(error=0.0, problem=None) for f in findings]
+    """Keep what failed by an exception ("TypeError: ..."); drop what only has the wrong value ("error 0.1, ...")."""
+    raised = [f.problem is not None and re.match(r"[\w.]+: ", f.problem) is not None for f in findings]
+    return [f if bad else f._replace(error=0.0, problem=None) for f, bad in zip(findings, raised, strict=True)]
 
 
 def blinded(check_all: Callable[..., Any]) -> Callable[..., list[Any]]:
-    return lambda *args, **kwargs: without_errors(check_all(*args, **kwargs))
+    return lambda *args, **kwargs: without_errors([*check_all(*args, **kwargs)])
 
 
 def read_back(info: torch.Tensor, *args: Any, **kwargs: Any) -> None:
@@ -41,6 +46,34 @@ def valid(act: Callable[..., Any]) -> Callable[..., Any]:
     return lambda self, *args, **kwargs: act(self, *args, **kwargs) % self.agent.spec.num_actions
 
 
+def on_host(replay: Replay, slots: torch.Tensor) -> torch.Tensor:
+    """Slots that exist, where the host looks them up."""
+    held = replay.observations
+    return (slots.cpu() % len(held)).to(slots.device) if held.device.type == "cpu" else slots
+
+
+def within(frames: Callable[..., Any]) -> Callable[..., Any]:
+    """`Replay.frames` with slots that exist."""
+    return lambda self, slots, *args, **kwargs: frames(self, on_host(self, slots), *args, **kwargs)
+
+
+def existing(stored_slots: Callable[..., Any]) -> Callable[..., Any]:
+    """`Replay.stored_slots` likewise."""
+    return lambda self, *args, **kwargs: on_host(self, stored_slots(self, *args, **kwargs))
+
+
+def without_distances(updates: Callable[..., Any]) -> Callable[..., Any]:
+    """doctor's updates in every mode: exceptions and failed captures count, distances do not."""
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        for result in updates(*args, **kwargs):
+            if result.data and "not captured" not in result.detail:  # an exception leaves no data
+                result.status = "ok"
+            yield result
+
+    return wrapped
+
+
 def report() -> None:
     """Peak of allocated bytes per device, as torch counts them."""
     peaks = [torch.cuda.max_memory_allocated(i) for i in range(torch.cuda.device_count())]
@@ -49,9 +82,16 @@ def report() -> None:
 
 def main() -> None:
     """Run the module named by the first argument."""
-    checks.check_all = blinded(checks.check_all)
-    posterior.check = read_back
-    Actor.act = valid(Actor.act)
+    if sees := sys.argv[1] == "--see":
+        del sys.argv[1]
+    if sees:
+        checks._unusable = lambda device: None  # type: ignore[attr-defined]
+    else:
+        checks.check_all = blinded(checks.check_all)  # type: ignore[assignment]
+        doctor.updates = without_distances(doctor.updates)
+        posterior.check = read_back
+    Actor.act, Replay.frames = valid(Actor.act), within(Replay.frames)  # type: ignore[method-assign]
+    Replay.stored_slots = existing(Replay.stored_slots)  # type: ignore[method-assign]
     module, sys.argv = sys.argv[1], sys.argv[1:]
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -35,12 +35,9 @@ def pairwise(factors: Mapping[str, Sequence[str]], costs: Mapping[tuple[str, str
     while missing:
         row = dict(min(missing, key=lambda pair: sorted(pair)))
         for name in (name for name in order if name not in row):
-
-            def gain(value: str, name: str = name, row: Row = row) -> tuple[int, float, int]:
-                new = sum(frozenset(((name, value), item)) in missing for item in row.items())
-                return -new, costs.get((name, value), 0.0), used.get((name, value), 0)
-
-            row[name] = min(factors[name], key=gain)
+            new = {v: sum(frozenset(((name, v), item)) in missing for item in row.items()) for v in factors[name]}
+            rank = {v: (-new[v], costs.get((name, v), 0.0), used.get((name, v), 0)) for v in factors[name]}
+            row[name] = min(rank, key=lambda value, rank=rank: rank[value])  # type: ignore[misc]
         missing -= pairs_of(row.items())
         for item in row.items():
             used[item] = used.get(item, 0) + 1

@@ -144,7 +144,7 @@ def perform(place: Place, run: Run) -> Outcome:
     outcome.seconds = time.monotonic() - start
     outcome.text = log.read_text(encoding="utf-8")
     _count(place, outcome)
-    outcome.problems += [*_judge(outcome)]
+    outcome.problems += [*judge(outcome)]
     return outcome
 
 
@@ -161,7 +161,7 @@ def _count(place: Place, outcome: Outcome) -> None:
                 sums[key] = max(sums[key], value) if key == "peak_bytes" else sums[key] + value
 
 
-def _judge(outcome: Outcome) -> list[str]:
+def judge(outcome: Outcome) -> list[str]:
     """What is wrong; nothing if all is well."""
     run, problems = outcome.run, []
     if any(outcome.codes):
@@ -192,7 +192,7 @@ def _judge(outcome: Outcome) -> list[str]:
 
 def _judge_training(outcome: Outcome) -> list[str]:
     problems = []
-    if not outcome.updates:
+    if not outcome.updates and not outcome.run.sees:
         problems.append("no update was made")
     if "without a CUDA graph" in outcome.text:
         problems.append("a step runs without its CUDA graph")
