@@ -1,16 +1,18 @@
-"""Does it learn? `python -m bench.learn deepsea-10 --seeds 0 1 2 3 4 --variants default released`.
+"""Does it learn? `python -m bench.learn deepsea-10 --seeds 0 1 2 3 4 --methods psdrl released`.
 
-Each case (environment, variant, seed) is one training run and one small file results/ENV/VARIANT-seedK.json; a case
-whose file exists is skipped. Without environments: the ladder of `make learn`."""
+Each case (environment, method, seed) is one training run and one line of results/SUITE/METHOD.jsonl.gz
+(`bench/records.py`); what is stored already is not run again. While a run is under way its result so far is in a
+hidden file of the results directory. Without environments: the ladder of `make learn`."""
 
 import argparse
-import json
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +20,14 @@ from typing import Any
 
 import torch
 
+from bench import records
+from bench.records import Run
 from psdrl.agent import Agent
 from psdrl.cli import parse_train
+from psdrl.config import Config
 from psdrl.envs import make_env
 from psdrl.envs.atari import GAMES
+from psdrl.errors import UserError
 from psdrl.limits import check
 from psdrl.log import Log
 from psdrl.loop import train
@@ -29,6 +35,8 @@ from psdrl.presets import deepsea_size
 
 RESULTS = Path("results")
 SOLVED, WINDOW = 40, 50  # DeepSea is solved when the treasure was reached in 40 of 50 consecutive episodes
+SAVE_EVERY = 180.0  # seconds between two writes of an unfinished run, which take milliseconds
+FLAGS = ["--eval-every", "0", "--checkpoint-every", "0", "--device", "cpu"]  # they change nothing that is learned
 
 # What MinAtar's other games have and Breakout has not, and the reverse.
 PLACES = shlex.split(
@@ -46,8 +54,8 @@ WHOLE_STATE = shlex.split(
     "--posterior.prior-latent 1 --posterior.prior-reward 10"
 )
 
-VARIANTS: dict[str, list[str]] = {
-    "default": [],
+METHODS: dict[str, list[str]] = {
+    "psdrl": [],
     "egreedy-exploit": ["--algo", "egreedy-exploit"],
     "egreedy-explore": ["--algo", "egreedy-explore"],
     "fresh-value": ["--algo", "fresh-value"],
@@ -86,16 +94,15 @@ VARIANTS: dict[str, list[str]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """One run: `python -m psdrl.train --env ENV --seed SEED` and the variant's flags."""
+    """One run: `python -m psdrl.train --env ENV --seed SEED` and the method's flags."""
 
     env: str
-    variant: str
+    method: str
     seed: int
-    extra: tuple[str, ...] = ()  # flags beyond the variant's
+    extra: tuple[str, ...] = ()  # flags beyond the method's
 
-    @property
-    def path(self) -> Path:
-        return RESULTS / self.env.replace("/", "-") / f"{self.variant}-seed{self.seed}.json"
+    def __str__(self) -> str:
+        return f"{self.env}, {self.method}, seed {self.seed}"
 
     @property
     def arguments(self) -> list[str]:
@@ -104,30 +111,38 @@ class Case:
             self.env,
             "--seed",
             str(self.seed),
-            *VARIANTS.get(self.variant, []),
+            *METHODS.get(self.method, []),
             *self.extra,
         ]
 
+    def config(self) -> Config:
+        """Its settings."""
+        config, _ = parse_train(self.arguments + FLAGS)
+        check(config)
+        return config
+
 
 class Trace(Log):
-    """Keeps returns, when they came, and a few numbers of each update."""
+    """Keeps returns, when they came, and a few numbers of each update; saves them every few minutes."""
 
-    def __init__(self, env: str) -> None:
+    def __init__(self, env: str, save: Callable[[int], None]) -> None:
         self.treasure = deepsea_size(env) is not None
         self.returns: list[float] = []
-        self.steps: list[int] = []
-        self.seconds: list[float] = []
+        self.ends: list[int] = []
         self.updates: list[dict[str, float]] = []
-        self.begun = time.perf_counter()
+        self.save = save
+        self.begun = self.saved = time.perf_counter()
 
     def scalars(self, step: int, values: dict[str, float]) -> None:
         if "train/return" in values:
             self.returns.append(round(values["train/return"], 4))
-            self.steps.append(step)
-            self.seconds.append(round(time.perf_counter() - self.begun, 1))
+            self.ends.append(step)
         elif "time/value" in values:
-            kept = {k: float(f"{v:.4g}") for k, v in values.items() if k.startswith(("posterior/", "loss/", "time/"))}
+            kept = {k: v for k, v in values.items() if k.startswith(("posterior/", "loss/", "time/"))}
             self.updates.append({"step": step} | kept)
+        if time.perf_counter() - self.saved > SAVE_EVERY:
+            self.save(step)
+            self.saved = time.perf_counter()
 
     def solved(self) -> int | None:
         """Episode that ends the first window in which DeepSea counts as solved."""
@@ -139,71 +154,126 @@ class Trace(Log):
         return self.treasure and bool(self.returns) and self.returns[-1] > 0.5 and self.solved() is not None
 
 
-def run(case: Case) -> dict[str, Any]:
-    """Train in this process, without evaluations and checkpoints, which change nothing that is learned."""
-    flags = ["--eval-every", "0", "--checkpoint-every", "0", "--device", "cpu"]
-    config, _ = parse_train(case.arguments + flags)
-    check(config)
-    env = make_env(config)
-    agent, trace = Agent(config, env.spec), Trace(case.env)
-    train(agent, env, trace, trace.done)
-    env.close()
-    every = max(1, len(trace.updates) // 40)
+def machine() -> dict[str, Any]:
+    """The processor, the instruction set that torch uses on it, and the threads."""
+    cpuinfo = Path("/proc/cpuinfo")
+    model = re.search(r"model name\s*: (.+)", cpuinfo.read_text()) if cpuinfo.exists() else None
     return {
-        "env": case.env,
-        "variant": case.variant,
-        "seed": case.seed,
-        "command": f"python -m psdrl.train {shlex.join(case.arguments)}",
-        "preset": config.preset,
-        "machine": f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} thread",
-        "torch": torch.__version__,
-        "solved": trace.solved() if trace.treasure else None,
-        "last20": round(sum(trace.returns[-20:]) / max(1, len(trace.returns[-20:])), 4),
-        "steps": agent.step,
-        "minutes": round((time.perf_counter() - trace.begun) / 60, 2),
-        "cpu_minutes": round(time.process_time() / 60, 2),  # what counts if other processes share the machine
-        "returns": trace.returns,
-        "ends": trace.steps,
-        "seconds": trace.seconds,
-        "updates": trace.updates[::every],
+        "cpu": model[1].strip() if model else platform.processor() or platform.machine(),
+        "isa": torch.backends.cpu.get_cpu_capability().lower(),
+        "threads": torch.get_num_threads(),
     }
 
 
-def write(case: Case) -> None:
-    """Run and store one case."""
-    result = run(case)
-    case.path.parent.mkdir(parents=True, exist_ok=True)
-    case.path.write_text(json.dumps(result).replace('}, {"step"', '},\n{"step"') + "\n")
+def commit(file: Path = Path(__file__)) -> str | None:
+    """The commit of the source, "+dirty" if what is run differs from it; None outside of its repository."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(file.parent), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", str(file))  # an installed copy may lie in a repository of the user's
+        # Results and documents may differ, they change no run.
+        changed = git("status", "--porcelain", "--", ":/psdrl", ":/kernels", ":/csrc", ":/bench")
+        return git("rev-parse", "HEAD") + ("+dirty" if changed else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
 
 
-def start(case: Case) -> None:
-    """Run one case in a process of its own, on one thread."""
-    begun = time.perf_counter()
-    flags = ["--one", case.env, case.variant, str(case.seed), "--results", str(RESULTS), "--extra", *case.extra]
+def run(case: Case, results: Path) -> Run:
+    """Train in this process, without evaluations and checkpoints; the last partial result stays for the caller."""
+    config, source = case.config(), commit()  # the commit of the start: the tree may change meanwhile
+
+    def so_far(step: int) -> Run:
+        return Run(
+            env=case.env,
+            method=case.method,
+            seed=case.seed,
+            budget=config.steps,
+            steps=step,
+            solved=trace.solved() if trace.treasure else None,
+            commit=source,
+            added_in=None,
+            note=None,
+            command=f"python -m psdrl.train {shlex.join(case.arguments)}",
+            preset=config.preset,
+            settings=records.flat(config.to_dict()),
+            machine=machine(),
+            torch=torch.__version__,
+            minutes=round((time.perf_counter() - trace.begun) / 60, 2),
+            cpu_minutes=round(time.process_time() / 60, 2),
+            returns=trace.returns,
+            ends=trace.ends,
+            updates=records.columns(trace.updates),
+        )
+
+    def save(step: int) -> None:
+        unfinished = so_far(step)
+        records.write(records.partial(results, unfinished), [unfinished])
+
+    env = make_env(config)
+    agent, trace = Agent(config, env.spec), Trace(case.env, save)
+    train(agent, env, trace, trace.done)
+    env.close()
+    save(agent.step)
+    return so_far(agent.step)
+
+
+def store(case: Case, results: Path, replace: bool) -> None:
+    """Run one case and store it; until it is stored, the hidden file has it."""
+    finished = run(case, results)
+    kept = records.partial(results, finished)
+    try:
+        records.append(results, finished, replace)
+    except records.Damaged as error:
+        sys.exit(f"{error} The run itself is in {kept}.")
+    kept.unlink(missing_ok=True)
+    last = finished.returns[-20:]
+    solved = f"solved after {finished.solved}, " if finished.solved else ""
+    print(
+        f"{case}: {solved}last {len(last)} episodes {sum(last) / max(1, len(last)):.2f} of {len(finished.returns)}, "
+        f"{finished.steps} steps, {finished.minutes:.1f} min, {finished.cpu_minutes:.1f} of them on the CPU"
+    )
+
+
+def start(case: Case, results: Path, replace: bool) -> bool:
+    """Run one case in a process of its own, on one thread; False: it failed."""
+    flags = ["--one", case.env, case.method, str(case.seed), "--results", str(results)]
     child = subprocess.run(
-        [sys.executable, "-m", "bench.learn", *flags],
+        [sys.executable, "-m", "bench.learn", *flags, *["--force"] * replace, "--extra", *case.extra],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
     )
-    minutes = (time.perf_counter() - begun) / 60
-    if child.returncode:
-        print(f"{case.path}: failed after {minutes:.1f} min\n{child.stderr[-2000:]}", flush=True)
-        return
-    result = json.loads(case.path.read_text())
-    solved = f"solved after {result['solved']}, " if result["solved"] else ""
-    print(
-        f"{case.path}: {solved}last 20 episodes {result['last20']:.2f} of {len(result['returns'])}, "
-        f"{result['steps']} steps, {result['minutes']:.1f} min, {result['cpu_minutes']:.1f} of them on the CPU",
-        flush=True,
-    )
+    failed = f"{case}: failed\n{child.stderr[-2000:]}"
+    print(failed if child.returncode else child.stdout.strip(), flush=True)
+    return child.returncode == 0
+
+
+def missing(cases: list[Case], results: Path) -> list[Case]:
+    """The cases that are not stored; says so if a stored one was made with other settings."""
+    stored, found = records.load(results), []
+    for case in cases:
+        config = case.config()
+        there = [run for run in stored if run.answers(case.env, case.method, case.seed, config.steps)]
+        if not there:
+            found.append(case)
+            continue
+        before, now = there[0].settings, records.flat(config.to_dict())
+        other = sorted(name for name in now if before and before.get(name) != now[name] and name != "steps")
+        if before and other:
+            changes = ", ".join(f"{name} {before.get(name)} there and {now[name]} here" for name in other[:3])
+            print(f"{case}: stored with other settings ({changes}); --force runs it again, --results keeps both")
+    print(f"{len(cases) - len(found)} of {len(cases)} runs are in {results} already", flush=True)
+    return found
 
 
 LADDER = (
-    [Case("deepsea-20", "default", 0), Case("Freeway", "default", 0, ("--steps", "30000"))]
-    + [Case("minatar/freeway", "default", 0), Case("minatar/space_invaders", "default", 0)]
+    [Case("deepsea-20", "psdrl", 0), Case("Freeway", "psdrl", 0, ("--steps", "30000"))]
+    + [Case("minatar/freeway", "psdrl", 0), Case("minatar/space_invaders", "psdrl", 0)]
     + [
-        Case(env, "default", seed)
+        Case(env, "psdrl", seed)
         for env in ("deepsea-10", "deepsea-14", "deepsea-10-image", "CartPole-v1", "minatar/breakout")
         for seed in range(2)
     ]
@@ -213,26 +283,32 @@ LADDER = (
 
 def main() -> None:
     """Parse flags and run what is missing."""
-    global RESULTS
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("envs", nargs="*")
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
-    parser.add_argument("--variants", nargs="*", default=["default"])
+    parser.add_argument("--methods", nargs="*", default=["psdrl"], help="names of METHODS, or new ones with --extra")
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time, one thread each")
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--one", nargs=3, metavar=("ENV", "VARIANT", "SEED"), help=argparse.SUPPRESS)
+    parser.add_argument("--force", action="store_true", help="run what is stored again, and replace it")
+    parser.add_argument("--one", nargs=3, metavar=("ENV", "METHOD", "SEED"), help=argparse.SUPPRESS)
     parser.add_argument("--extra", nargs=argparse.REMAINDER, default=[], help="further flags of psdrl.train; last")
     options = parser.parse_args()
-    RESULTS = options.results
-    extra = tuple(options.extra)
+    extra, results = tuple(options.extra), options.results
     if options.one:
         torch.set_num_threads(1)
-        write(Case(options.one[0], options.one[1], int(options.one[2]), extra))
+        store(Case(options.one[0], options.one[1], int(options.one[2]), extra), results, options.force)
         return
-    cases = [Case(e, v, s, extra) for e in options.envs for v in options.variants for s in options.seeds]
-    missing = [case for case in (cases if options.envs else LADDER) if not case.path.exists()]
+    unknown = [method for method in options.methods if method not in METHODS]
+    if unknown and not extra:
+        parser.error(f"no method {unknown[0]}: one of {', '.join(METHODS)}, or a new name and its flags by --extra")
+    cases = [Case(e, m, s, extra) for e in options.envs for m in options.methods for s in options.seeds] or LADDER
+    try:
+        todo = cases if options.force else missing(cases, results)
+    except (records.Damaged, UserError) as error:
+        sys.exit(str(error))
     with ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(start, missing))
+        good = list(pool.map(lambda case: start(case, results, options.force), todo))
+    sys.exit(0 if all(good) else 1)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ def _cpu(base: Config) -> Config:
     changes; a latent state of 7 x 7 places, as the paper's has places; features with their inputs among them, for the
     regression sees at once what stays and what an action does; small prior variances, for many of these features say
     nearly the same; a target network that averages, for actions differ by a few percent of V. [ours: docs/learning.md;
-    measured: results/Freeway]"""
+    measured: results/atari]"""
     return replace(
         base,
         precision="fp32",
@@ -63,7 +63,7 @@ def _small(base: Config) -> Config:
     """What `minatar`, `control` and `deepsea` share: no autoencoder, small networks, sequences no longer than the
     shortest episodes (6 steps in MinAtar Breakout): a single longer episode would otherwise be the only one that is
     sampled; two value networks and a share of random actions in planning, for the best of noisy values is too high and
-    the best action may be a narrow escape. [ours: docs/learning.md; measured: results/minatar-breakout]"""
+    the best action may be a narrow escape. [ours: docs/learning.md; measured: results/minatar]"""
     return replace(
         base,
         precision="fp32",
@@ -100,8 +100,8 @@ def _minatar(base: Config) -> Config:
     about; small prior variances and faster targets, for what an untried action promised must be forgotten again; one
     value network, for the smaller of two falls below 0 where rewards are rare. Breakout keeps single frames and
     features of the whole state, for with places its draws are soon alike: 2 or 3 points in every episode
-    (results/tuning/minatar-breakout/places). Freeway takes more steps, for its episodes have 2,500. [ours:
-    docs/learning.md; measured: results/minatar-*]"""
+    (tuning/minatar/breakout/places). Freeway takes more steps, for its episodes have 2,500. [ours:
+    docs/learning.md; measured: results/minatar]"""
     small = _small(base)
     if base.env == "minatar/breakout":
         return small
@@ -123,7 +123,7 @@ def _control(base: Config) -> Config:
     """Control problems with a few real observations: standardised, and among the features, for their changes nearly add
     up; hardly any memory (one recurrent unit), for sequences of 8 steps train V at other hidden states than long
     episodes reach; ends weigh more, for a pole that stands for 200 steps shows one end in 200. [ours: docs/learning.md;
-    measured: results/CartPole-v1]"""
+    measured: results/control]"""
     small = _small(base)
     return replace(
         small,
@@ -142,8 +142,8 @@ def _deepsea(base: Config) -> Config:
     initial weights shrink with the N^2 inputs, and features in tanh's linear range take an untried action for the sum
     of what they know; planning, for V has to follow each draw over N steps; and the noise shrinks, for a path adds up N
     draws. From N = 20 on sweeps go against time, half as many, and there is no memory, which a diver does not need, so
-    that equal states are predicted once (results/tuning/deepsea-20). [ours: docs/learning.md; measured:
-    results/deepsea-*]"""
+    that equal states are predicted once (tuning/deepsea-20). [ours: docs/learning.md; measured:
+    results/deepsea]"""
     size = deepsea_size(base.env) or 10
     noise, large = 0.1 / size**2, size >= 20
     return replace(

@@ -85,6 +85,6 @@ def test_untried_actions_stay_unknown_as_deepsea_grows(size: int) -> None:
     [("breakout", learn.PLACES, "asterix"), ("asterix", learn.WHOLE_STATE, "breakout")],
     ids=["places", "whole-state"],
 )
-def test_variants_give_a_game_the_settings_of_another(env, flags, like):
+def test_methods_give_a_game_the_settings_of_another(env, flags, like):
     found, wanted = (parse_train(["--env", f"minatar/{game}", *more])[0] for game, more in ((env, flags), (like, [])))
     assert replace(found, env=wanted.env, steps=wanted.steps) == wanted
