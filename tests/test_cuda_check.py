@@ -1,4 +1,4 @@
-"""`make cuda-check`: its covering design and its verdicts; where a CUDA build of torch is installed, a short run of it."""
+"""`make cuda-check`: its covering design and verdicts; where a CUDA build of torch is installed, a short run of it."""
 
 import os
 import subprocess

@@ -232,6 +232,7 @@ def main() -> int:
     except Broken as error:
         print(f"cuda-check cannot run: {error}", file=sys.stderr)
         return 1
+    commit = output("git", "-C", HERE, "describe", "--always", "--dirty").strip()
     found["python"] = output(place.python, "-V").split()[-1]
     print(f"torch {found['torch']}; for CUDA: {', '.join(found['operations']['CUDA'])}", flush=True)
     runs = plan(place, found, options.short)
@@ -241,7 +242,6 @@ def main() -> int:
     compare_twins(outcomes)
     print(f"\n{table(outcomes)}\n")
     if options.out:
-        commit = output("git", "-C", HERE, "describe", "--always", "--dirty").strip()
         options.out.write_text(document(found, outcomes, time.monotonic() - start, commit), encoding="utf-8")
     wrong = sum(bool(outcome.problems) for outcome in outcomes)
     minutes = (time.monotonic() - start) / 60
