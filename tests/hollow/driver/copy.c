@@ -3,10 +3,8 @@
 
 static void run_copy(const struct CUgraphNode_st *n)
 {
-    for (size_t z = 0; z < n->depth; z++)
-        for (size_t y = 0; y < n->height; y++)
-            memmove((char *)n->dst + z * n->slice_dst + y * n->pitch_dst,
-                    (char *)n->src + z * n->slice_src + y * n->pitch_src, n->width);
+    for (size_t y = 0; y < n->height; y++)
+        memmove((char *)n->dst + y * n->pitch_dst, (char *)n->src + y * n->pitch_src, n->width);
 }
 
 #define PAGE ((uintptr_t)4096)
@@ -15,9 +13,11 @@ static void run_copy(const struct CUgraphNode_st *n)
 static void clear(char *from, size_t bytes)
 {
     uintptr_t first = ((uintptr_t)from + PAGE - 1) & ~(PAGE - 1), last = ((uintptr_t)from + bytes) & ~(PAGE - 1);
+    pthread_mutex_lock(&lock);
     struct allocation *entry = find((uintptr_t)from);
-    if (bytes < 64 * PAGE || !entry || entry->type != CU_MEMORYTYPE_DEVICE ||
-        madvise((void *)first, last - first, MADV_DONTNEED)) {
+    bool ours = entry && entry->type == CU_MEMORYTYPE_DEVICE;
+    pthread_mutex_unlock(&lock);
+    if (bytes < 64 * PAGE || !ours || madvise((void *)first, last - first, MADV_DONTNEED)) {
         memset(from, 0, bytes);
         return;
     }
@@ -45,9 +45,9 @@ static bool inside(const void *ptr, size_t bytes)  /* pageable memory is not in 
     return !entry || (uintptr_t)ptr + bytes <= entry->base + entry->size;
 }
 
-static size_t extent(size_t width, size_t pitch, size_t height, size_t slice, size_t slices)
+static size_t extent(size_t width, size_t pitch, size_t height)
 {
-    return height && slices ? (slices - 1) * slice + (height - 1) * pitch + width : 0;
+    return height ? (height - 1) * pitch + width : 0;
 }
 
 enum { ANY, HOST, DEVICE_SIDE };  /* what a side of a copy must be */
@@ -56,8 +56,8 @@ static CUresult copy(const char *where, struct CUgraphNode_st what, int to, int 
 {
     CUgraphNode node;
     CUresult result = CUDA_SUCCESS;
-    size_t to_bytes = extent(what.width, what.pitch_dst, what.height, what.slice_dst, what.depth);
-    size_t from_bytes = extent(what.width, what.pitch_src, what.height, what.slice_src, what.depth);
+    size_t to_bytes = extent(what.width, what.pitch_dst, what.height);
+    size_t from_bytes = extent(what.width, what.pitch_src, what.height);
     if (!what.width || !to_bytes)
         return CUDA_SUCCESS;
     if (!stream)
@@ -78,19 +78,18 @@ static CUresult copy(const char *where, struct CUgraphNode_st what, int to, int 
     TRY(enter(where, stream, CU_GRAPH_NODE_TYPE_MEMCPY, &node));
     what.run = run_copy;
     stats[stream->ctx->dev].copies++;
-    stats[stream->ctx->dev].copied_bytes += what.width * what.height * what.depth;
+    stats[stream->ctx->dev].copied_bytes += what.width * what.height;
     if (!node) {
         run_copy(&what);
         return CUDA_SUCCESS;
     }
     node->run = run_copy, node->dst = what.dst, node->src = what.src, node->width = what.width;
-    node->height = what.height, node->depth = what.depth, node->pitch_dst = what.pitch_dst;
-    node->pitch_src = what.pitch_src, node->slice_dst = what.slice_dst, node->slice_src = what.slice_src;
+    node->height = what.height, node->pitch_dst = what.pitch_dst, node->pitch_src = what.pitch_src;
     return CUDA_SUCCESS;
 }
 
 #define FLAT(to, from, n) \
-    (struct CUgraphNode_st){.dst = (void *)(to), .src = (void *)(from), .width = (n), .height = 1, .depth = 1}
+    (struct CUgraphNode_st){.dst = (void *)(to), .src = (void *)(from), .width = (n), .height = 1}
 #define LEGACY resolve(NULL)
 
 API cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t n) { return copy(__func__, FLAT(to, from, n), ANY, ANY, LEGACY, 1); }
@@ -107,12 +106,6 @@ API cuMemcpyDtoH(void *to, CUdeviceptr from, size_t n)
 
 API cuMemcpyDtoD(CUdeviceptr to, CUdeviceptr from, size_t n)
 {
-    return copy(__func__, FLAT(to, from, n), DEVICE_SIDE, DEVICE_SIDE, LEGACY, true);
-}
-
-API cuMemcpyPeer(CUdeviceptr to, CUcontext to_ctx, CUdeviceptr from, CUcontext from_ctx, size_t n)
-{
-    (void)to_ctx, (void)from_ctx;
     return copy(__func__, FLAT(to, from, n), DEVICE_SIDE, DEVICE_SIDE, LEGACY, true);
 }
 
@@ -136,49 +129,18 @@ API cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t n, CUstream strea
     return copy(__func__, FLAT(to, from, n), DEVICE_SIDE, DEVICE_SIDE, resolve(stream), false);
 }
 
-API cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_ctx, CUdeviceptr from, CUcontext from_ctx, size_t n, CUstream stream)
-{
-    (void)to_ctx, (void)from_ctx;
-    return copy(__func__, FLAT(to, from, n), DEVICE_SIDE, DEVICE_SIDE, resolve(stream), false);
-}
-
-/* The sides of a pitched copy, of any of the structures that describe one; arrays (textures) are not supported. */
-#define SIDE(p, side) ((p)->side##MemoryType == CU_MEMORYTYPE_HOST ? (uintptr_t)(p)->side##Host : (p)->side##Device)
-#define PITCHED(p, z_dst, z_src, rows_dst, rows_src, slices)                                                     \
-    (struct CUgraphNode_st){                                                                                     \
-        .dst = (char *)SIDE(p, dst) + ((z_dst) * (rows_dst) + (p)->dstY) * (p)->dstPitch + (p)->dstXInBytes,     \
-        .src = (char *)SIDE(p, src) + ((z_src) * (rows_src) + (p)->srcY) * (p)->srcPitch + (p)->srcXInBytes,     \
-        .width = (p)->WidthInBytes, .height = (p)->Height, .depth = (slices),                                    \
-        .pitch_dst = (p)->dstPitch ? (p)->dstPitch : (p)->WidthInBytes,                                          \
-        .pitch_src = (p)->srcPitch ? (p)->srcPitch : (p)->WidthInBytes,                                          \
-        .slice_dst = (p)->dstPitch * (rows_dst), .slice_src = (p)->srcPitch * (rows_src)}
-#define LINEAR(p) NEED((p)->dstMemoryType != CU_MEMORYTYPE_ARRAY && (p)->srcMemoryType != CU_MEMORYTYPE_ARRAY)
+/* A side of a pitched copy; arrays (textures) are not supported. */
+#define SIDE(p, side) \
+    ((char *)((p)->side##MemoryType == CU_MEMORYTYPE_HOST ? (uintptr_t)(p)->side##Host : (p)->side##Device) + \
+     (p)->side##Y * (p)->side##Pitch + (p)->side##XInBytes)
 
 API cuMemcpy2DAsync(const CUDA_MEMCPY2D *p, CUstream stream)
 {
-    LINEAR(p);
-    return copy(__func__, PITCHED(p, (size_t)0, (size_t)0, (size_t)0, (size_t)0, 1), ANY, ANY, resolve(stream), false);
-}
-
-API cuMemcpy2D(const CUDA_MEMCPY2D *p)
-{
-    LINEAR(p);
-    return copy(__func__, PITCHED(p, (size_t)0, (size_t)0, (size_t)0, (size_t)0, 1), ANY, ANY, LEGACY, true);
-}
-
-API cuMemcpy2DUnaligned(const CUDA_MEMCPY2D *p) { return cuMemcpy2D(p); }
-
-API cuMemcpy3DAsync(const CUDA_MEMCPY3D *p, CUstream stream)
-{
-    LINEAR(p);
-    return copy(__func__, PITCHED(p, p->dstZ, p->srcZ, p->dstHeight, p->srcHeight, p->Depth), ANY, ANY,
-                resolve(stream), false);
-}
-
-API cuMemcpy3D(const CUDA_MEMCPY3D *p)
-{
-    LINEAR(p);
-    return copy(__func__, PITCHED(p, p->dstZ, p->srcZ, p->dstHeight, p->srcHeight, p->Depth), ANY, ANY, LEGACY, true);
+    NEED(p->dstMemoryType != CU_MEMORYTYPE_ARRAY && p->srcMemoryType != CU_MEMORYTYPE_ARRAY);
+    struct CUgraphNode_st what = {.dst = SIDE(p, dst), .src = SIDE(p, src), .width = p->WidthInBytes,
+                                  .height = p->Height, .pitch_dst = p->dstPitch ? p->dstPitch : p->WidthInBytes,
+                                  .pitch_src = p->srcPitch ? p->srcPitch : p->WidthInBytes};
+    return copy(__func__, what, ANY, ANY, resolve(stream), false);
 }
 
 static CUresult set(const char *where, uintptr_t to, size_t pitch, unsigned value, unsigned element, size_t width,
@@ -190,7 +152,7 @@ static CUresult set(const char *where, uintptr_t to, size_t pitch, unsigned valu
     if (!width || !height)
         return CUDA_SUCCESS;
     pthread_mutex_lock(&lock);
-    bool good = find(to) && inside(what.dst, extent(width * element, pitch, height, 0, 1));
+    bool good = find(to) && inside(what.dst, extent(width * element, pitch, height));
     pthread_mutex_unlock(&lock);
     if (!good)
         return refuse(where, CUDA_ERROR_INVALID_VALUE, "not a device pointer, or leaves the allocation");

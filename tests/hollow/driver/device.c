@@ -36,14 +36,6 @@ API cuDeviceGetUuid(CUuuid *uuid, CUdevice dev)
     return CUDA_SUCCESS;
 }
 
-API cuDeviceGetLuid(char *luid, unsigned int *mask, CUdevice dev)
-{
-    DEVICE(dev);
-    memset(luid, 0, 8);
-    *mask = 0;
-    return CUDA_SUCCESS;
-}
-
 API cuDeviceTotalMem(size_t *bytes, CUdevice dev)
 {
     DEVICE(dev);
@@ -129,15 +121,6 @@ API cuDeviceGetPCIBusId(char *id, int length, CUdevice dev)
     return CUDA_SUCCESS;
 }
 
-API cuDeviceGetByPCIBusId(CUdevice *dev, const char *id)
-{
-    unsigned domain, bus;
-    NEED(sscanf(id, "%x:%x", &domain, &bus) == 2);
-    DEVICE((int)bus - 1);
-    *dev = (int)bus - 1;
-    return CUDA_SUCCESS;
-}
-
 API cuDeviceCanAccessPeer(int *can, CUdevice dev, CUdevice peer)
 {
     DEVICE(dev);
@@ -146,32 +129,9 @@ API cuDeviceCanAccessPeer(int *can, CUdevice dev, CUdevice peer)
     return CUDA_SUCCESS;
 }
 
-API cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attribute, CUdevice source, CUdevice target)
-{
-    DEVICE(source);
-    DEVICE(target);
-    NEED(source != target);
-    *value = attribute == CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED;
-    return CUDA_SUCCESS;
-}
-
 API cuCtxEnablePeerAccess(CUcontext peer, unsigned int flags)
 {
     NEED(peer && !flags);
-    return CUDA_SUCCESS;
-}
-
-API cuCtxDisablePeerAccess(CUcontext peer)
-{
-    NEED(peer);
-    return CUDA_SUCCESS;
-}
-
-API cuDeviceGetExecAffinitySupport(int *value, CUexecAffinityType type, CUdevice dev)
-{
-    (void)type;
-    DEVICE(dev);
-    *value = 0;
     return CUDA_SUCCESS;
 }
 
@@ -195,24 +155,11 @@ API cuDevicePrimaryCtxRelease(CUdevice dev)
     return held ? CUDA_SUCCESS : refuse(__func__, CUDA_ERROR_INVALID_CONTEXT, "not retained");
 }
 
-API cuDevicePrimaryCtxSetFlags(CUdevice dev, unsigned int flags)
-{
-    DEVICE(dev);
-    primary[dev].flags = flags;
-    return CUDA_SUCCESS;
-}
-
 API cuDevicePrimaryCtxGetState(CUdevice dev, unsigned int *flags, int *active)
 {
     DEVICE(dev);
     *flags = primary[dev].flags;
     *active = primary[dev].retained > 0;
-    return CUDA_SUCCESS;
-}
-
-API cuDevicePrimaryCtxReset(CUdevice dev)
-{
-    DEVICE(dev);
     return CUDA_SUCCESS;
 }
 
@@ -248,26 +195,6 @@ API cuCtxGetCurrent(CUcontext *ctx)
     return CUDA_SUCCESS;
 }
 
-API cuCtxCreate(CUcontext *ctx, CUctxCreateParams *params, unsigned int flags, CUdevice dev)
-{
-    (void)params;
-    DEVICE(dev);
-    *ctx = calloc(1, sizeof **ctx);
-    pthread_mutex_lock(&lock);
-    new_context(*ctx, dev, false);
-    pthread_mutex_unlock(&lock);
-    (*ctx)->flags = flags;
-    return cuCtxPushCurrent(*ctx);
-}
-
-API cuCtxDestroy(CUcontext ctx)  /* its streams stay in the list, so it is not freed */
-{
-    NEED(ctx && !ctx->primary);
-    if (current() == ctx)
-        depth--;
-    return CUDA_SUCCESS;
-}
-
 API cuCtxGetDevice(CUdevice *dev)
 {
     CONTEXT(current());
@@ -279,34 +206,6 @@ API cuCtxGetDevice_v2(CUdevice *dev, CUcontext ctx)
 {
     CONTEXT(ctx ? ctx : current());
     *dev = (ctx ? ctx : current())->dev;
-    return CUDA_SUCCESS;
-}
-
-API cuCtxGetFlags(unsigned int *flags)
-{
-    CONTEXT(current());
-    *flags = current()->flags;
-    return CUDA_SUCCESS;
-}
-
-API cuCtxSetFlags(unsigned int flags)
-{
-    CONTEXT(current());
-    current()->flags = flags;
-    return CUDA_SUCCESS;
-}
-
-API cuCtxGetId(CUcontext ctx, unsigned long long *id)
-{
-    CONTEXT(ctx ? ctx : current());
-    *id = (ctx ? ctx : current())->id;
-    return CUDA_SUCCESS;
-}
-
-API cuCtxGetApiVersion(CUcontext ctx, unsigned int *version)
-{
-    CONTEXT(ctx ? ctx : current());
-    *version = 3020;
     return CUDA_SUCCESS;
 }
 
@@ -326,18 +225,6 @@ API cuCtxGetLimit(size_t *value, CUlimit limit)
     return CUDA_SUCCESS;
 }
 
-API cuCtxGetCacheConfig(CUfunc_cache *config)
-{
-    *config = CU_FUNC_CACHE_PREFER_NONE;
-    return CUDA_SUCCESS;
-}
-
-API cuCtxSetCacheConfig(CUfunc_cache config)
-{
-    (void)config;
-    return CUDA_SUCCESS;
-}
-
 API cuCtxGetStreamPriorityRange(int *least, int *greatest)
 {
     CONTEXT(current());
@@ -345,14 +232,5 @@ API cuCtxGetStreamPriorityRange(int *least, int *greatest)
         *least = 0;
     if (greatest)
         *greatest = -5;
-    return CUDA_SUCCESS;
-}
-
-API cuCtxResetPersistingL2Cache(void) { return CUDA_SUCCESS; }
-
-API cuCtxGetExecAffinity(CUexecAffinityParam *param, CUexecAffinityType type)
-{
-    param->type = type;
-    param->param.smCount.val = attributes[CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT];
     return CUDA_SUCCESS;
 }

@@ -59,27 +59,6 @@ API cuLaunchKernelEx(const CUlaunchConfig *c, CUfunction function, void **params
                   cooperative);
 }
 
-API cuGraphCreate(CUgraph *graph, unsigned int flags)
-{
-    NEED(graph && !flags);
-    *graph = calloc(1, sizeof **graph);
-    return CUDA_SUCCESS;
-}
-
-API cuGraphClone(CUgraph *clone, CUgraph graph)
-{
-    NEED(clone && graph);
-    TRY(cuGraphCreate(clone, 0));
-    for (size_t i = 0; i < graph->count; i++) {
-        CUgraphNode node = add_node(*clone, graph->nodes[i]->type, NULL, 0);
-        *node = *graph->nodes[i];
-        node->graph = *clone;
-        node->deps = NULL;  /* edges are not needed to launch */
-        node->ndeps = 0;
-    }
-    return CUDA_SUCCESS;
-}
-
 API cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count)
 {
     NEED(graph && count);
@@ -88,31 +67,6 @@ API cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count)
             nodes[i] = i < graph->count ? graph->nodes[i] : NULL;
     if (!nodes || *count > graph->count)
         *count = graph->count;
-    return CUDA_SUCCESS;
-}
-
-API cuGraphGetRootNodes(CUgraph graph, CUgraphNode *nodes, size_t *count)
-{
-    size_t found = 0;
-    NEED(graph && count);
-    for (size_t i = 0; i < graph->count; i++)
-        if (!graph->nodes[i]->ndeps && found++ < *count && nodes)
-            nodes[found - 1] = graph->nodes[i];
-    *count = found;
-    return CUDA_SUCCESS;
-}
-
-API cuGraphNodeGetType(CUgraphNode node, CUgraphNodeType *type)
-{
-    NEED(node);
-    *type = node->type;
-    return CUDA_SUCCESS;
-}
-
-API cuGraphAddEmptyNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t ndeps)
-{
-    NEED(node && graph);
-    *node = add_node(graph, CU_GRAPH_NODE_TYPE_EMPTY, deps, ndeps);
     return CUDA_SUCCESS;
 }
 
@@ -130,13 +84,6 @@ API cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long 
     return CUDA_SUCCESS;
 }
 
-API cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params)
-{
-    params->hErrNode_out = NULL;
-    params->result_out = CUDA_GRAPH_INSTANTIATE_SUCCESS;
-    return cuGraphInstantiateWithFlags(exec, graph, params->flags);
-}
-
 API cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNode *bad, char *log, size_t size)
 {
     if (bad)
@@ -146,41 +93,11 @@ API cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNode *bad, ch
     return cuGraphInstantiateWithFlags(exec, graph, 0);
 }
 
-API cuGraphExecGetFlags(CUgraphExec exec, cuuint64_t *flags)
-{
-    NEED(exec);
-    *flags = exec->flags;
-    return CUDA_SUCCESS;
-}
-
 API cuGraphExecDestroy(CUgraphExec exec)
 {
     NEED(exec);
     free(exec->nodes);
     free(exec);
-    return CUDA_SUCCESS;
-}
-
-API cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *info)
-{
-    NEED(exec && graph && info);
-    memset(info, 0, sizeof *info);
-    bool same = exec->count == graph->count;
-    for (size_t i = 0; same && i < exec->count; i++)
-        same = exec->nodes[i].type == graph->nodes[i]->type;
-    if (!same) {
-        info->result = CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
-        return refuse(__func__, CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE, "not the same nodes");
-    }
-    for (size_t i = 0; i < exec->count; i++)
-        exec->nodes[i] = *graph->nodes[i];
-    return CUDA_SUCCESS;
-}
-
-API cuGraphUpload(CUgraphExec exec, CUstream stream)
-{
-    (void)stream;
-    NEED(exec);
     return CUDA_SUCCESS;
 }
 
@@ -212,31 +129,5 @@ API cuGraphDebugDotPrint(CUgraph graph, const char *path, unsigned int flags)
     }
     fprintf(file, "}\n");
     fclose(file);
-    return CUDA_SUCCESS;
-}
-
-API cuGraphRetainUserObject(CUgraph graph, CUuserObject object, unsigned int count, unsigned int flags)
-{
-    (void)object, (void)count, (void)flags;
-    NEED(graph);
-    return CUDA_SUCCESS;
-}
-
-API cuUserObjectCreate(CUuserObject *object, void *ptr, CUhostFn destroy, unsigned int count, unsigned int flags)
-{
-    (void)ptr, (void)destroy, (void)count, (void)flags;  /* never destroyed */
-    *object = (CUuserObject)calloc(1, 8);
-    return CUDA_SUCCESS;
-}
-
-API cuUserObjectRelease(CUuserObject object, unsigned int count)
-{
-    (void)object, (void)count;
-    return CUDA_SUCCESS;
-}
-
-API cuDeviceGraphMemTrim(CUdevice dev)
-{
-    DEVICE(dev);
     return CUDA_SUCCESS;
 }

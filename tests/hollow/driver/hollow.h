@@ -26,7 +26,6 @@
 #define HOLLOW_H
 #define _GNU_SOURCE
 #include <cuda.h>
-#include <cudaProfiler.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -90,7 +89,7 @@ struct CUgraphNode_st {
     bool reached;
     void (*run)(const struct CUgraphNode_st *);  /* what a launch of the graph does for this node; NULL for nothing */
     void *dst, *src;
-    size_t pitch_dst, pitch_src, width, height, slice_dst, slice_src, depth;
+    size_t pitch_dst, pitch_src, width, height;
     unsigned value, element;
     CUhostFn fn;
     void *user;
@@ -147,7 +146,7 @@ struct allocation {
     uintptr_t base;
     size_t size;
     CUmemorytype type;
-    bool managed, owned;
+    bool owned;  /* mapped by us, so unmapped by us */
     int dev;
     unsigned flags;
     unsigned long long id;
@@ -200,9 +199,9 @@ CUgraphNode add_node(CUgraph graph, CUgraphNodeType type, const CUgraphNode *dep
 CUresult enter(const char *where, CUstream stream, CUgraphNodeType type, CUgraphNode *node);
 
 /* memory.c */
-struct allocation *find(uintptr_t ptr);
+struct allocation *find(uintptr_t ptr);  /* under the lock: the table may move */
 void keep(struct allocation entry);
 CUresult drop(const char *where, uintptr_t base, bool host);
-CUresult allocate(uintptr_t *ptr, size_t size, CUmemorytype type, int dev, unsigned flags, bool managed);
+CUresult allocate(uintptr_t *ptr, size_t size, CUmemorytype type, int dev, unsigned flags);
 
 #endif

@@ -17,6 +17,14 @@ struct allocation *find(uintptr_t ptr)
     return low && ptr - allocations[low - 1].base < allocations[low - 1].size ? &allocations[low - 1] : NULL;
 }
 
+static bool known(uintptr_t ptr)
+{
+    pthread_mutex_lock(&lock);
+    bool found = find(ptr) != NULL;
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
 void keep(struct allocation entry)
 {
     pthread_mutex_lock(&lock);
@@ -56,7 +64,7 @@ CUresult drop(const char *where, uintptr_t base, bool host)
     return result;
 }
 
-CUresult allocate(uintptr_t *ptr, size_t size, CUmemorytype type, int dev, unsigned flags, bool managed)
+CUresult allocate(uintptr_t *ptr, size_t size, CUmemorytype type, int dev, unsigned flags)
 {
     NEED(ptr && size);
     if (type == CU_MEMORYTYPE_DEVICE && stats[dev].used + size > device_memory)
@@ -66,7 +74,7 @@ CUresult allocate(uintptr_t *ptr, size_t size, CUmemorytype type, int dev, unsig
     if (memory == MAP_FAILED)
         return refuse(__func__, CUDA_ERROR_OUT_OF_MEMORY, "mmap");
     *ptr = (uintptr_t)memory;
-    keep((struct allocation){.base = *ptr, .size = size, .type = type, .dev = dev, .flags = flags, .managed = managed,
+    keep((struct allocation){.base = *ptr, .size = size, .type = type, .dev = dev, .flags = flags,
                              .owned = true});
     return CUDA_SUCCESS;
 }
@@ -83,21 +91,7 @@ API cuMemAlloc(CUdeviceptr *ptr, size_t size)
 {
     CONTEXT(current());
     TRY(unsafe(FORBIDDEN_OTHER, __func__));
-    return allocate((uintptr_t *)ptr, size, CU_MEMORYTYPE_DEVICE, current()->dev, 0, false);
-}
-
-API cuMemAllocPitch(CUdeviceptr *ptr, size_t *pitch, size_t width, size_t height, unsigned int element)
-{
-    (void)element;
-    *pitch = (width + 511) & ~(size_t)511;
-    return cuMemAlloc(ptr, *pitch * height);
-}
-
-API cuMemAllocManaged(CUdeviceptr *ptr, size_t size, unsigned int flags)
-{
-    CONTEXT(current());
-    TRY(unsafe(FORBIDDEN_OTHER, __func__));
-    return allocate((uintptr_t *)ptr, size, CU_MEMORYTYPE_DEVICE, current()->dev, flags, true);
+    return allocate((uintptr_t *)ptr, size, CU_MEMORYTYPE_DEVICE, current()->dev, 0);
 }
 
 API cuMemFree(CUdeviceptr ptr)
@@ -129,10 +123,8 @@ API cuMemHostAlloc(void **ptr, size_t size, unsigned int flags)
 {
     CONTEXT(current());
     TRY(unsafe(FORBIDDEN_OTHER, __func__));
-    return allocate((uintptr_t *)ptr, size, CU_MEMORYTYPE_HOST, current()->dev, flags, false);
+    return allocate((uintptr_t *)ptr, size, CU_MEMORYTYPE_HOST, current()->dev, flags);
 }
-
-API cuMemAllocHost(void **ptr, size_t size) { return cuMemHostAlloc(ptr, size, 0); }
 
 API cuMemFreeHost(void *ptr)
 {
@@ -146,7 +138,7 @@ API cuMemHostRegister(void *ptr, size_t size, unsigned int flags)
 {
     CONTEXT(current());
     NEED(ptr && size);
-    if (find((uintptr_t)ptr))
+    if (known((uintptr_t)ptr))
         return refuse(__func__, CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, "registered before");
     keep((struct allocation){.base = (uintptr_t)ptr, .size = size, .type = CU_MEMORYTYPE_HOST, .dev = current()->dev,
                              .flags = flags});
@@ -158,16 +150,8 @@ API cuMemHostUnregister(void *ptr) { return drop(__func__, (uintptr_t)ptr, true)
 API cuMemHostGetDevicePointer(CUdeviceptr *device, void *host, unsigned int flags)
 {
     (void)flags;
-    NEED(find((uintptr_t)host));
+    NEED(known((uintptr_t)host));
     *device = (CUdeviceptr)host;
-    return CUDA_SUCCESS;
-}
-
-API cuMemHostGetFlags(unsigned int *flags, void *host)
-{
-    struct allocation *entry = find((uintptr_t)host);
-    NEED(entry && entry->type == CU_MEMORYTYPE_HOST);
-    *flags = entry->flags;
     return CUDA_SUCCESS;
 }
 
@@ -179,10 +163,10 @@ static bool pointer_attribute(void *data, CUpointer_attribute attribute, uintptr
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: *(unsigned *)data = entry ? entry->type : 0; break;
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: *(CUdeviceptr *)data = entry ? ptr : 0; break;
     case CU_POINTER_ATTRIBUTE_HOST_POINTER:
-        *(void **)data = !entry || (entry->type == CU_MEMORYTYPE_HOST) || entry->managed ? (void *)ptr : NULL;
+        *(void **)data = !entry || entry->type == CU_MEMORYTYPE_HOST ? (void *)ptr : NULL;
         break;
     case CU_POINTER_ATTRIBUTE_BUFFER_ID: *(unsigned long long *)data = entry ? entry->id : 0; break;
-    case CU_POINTER_ATTRIBUTE_IS_MANAGED: *(unsigned *)data = entry && entry->managed; break;
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED: *(unsigned *)data = 0; break;
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *(int *)data = entry ? entry->dev : -2; break;
     case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: *(CUdeviceptr *)data = entry ? entry->base : 0; break;
     case CU_POINTER_ATTRIBUTE_RANGE_SIZE: *(size_t *)data = entry ? entry->size : 0; break;
@@ -210,11 +194,5 @@ API cuPointerGetAttributes(unsigned int count, CUpointer_attribute *wanted, void
     for (unsigned i = 0; i < count; i++)
         pointer_attribute(data[i], wanted[i], ptr);
     pthread_mutex_unlock(&lock);
-    return CUDA_SUCCESS;
-}
-
-API cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, CUdeviceptr ptr)
-{
-    (void)value, (void)attribute, (void)ptr;
     return CUDA_SUCCESS;
 }

@@ -36,7 +36,7 @@ static CUresult get_global(CUmodule module, const char *name, int dev, CUdevicep
     if (!global) {
         global = calloc(1, sizeof *global);
         *global = (struct global){.name = strdup(name), .dev = dev, .next = module->globals};
-        result = allocate((uintptr_t *)&global->ptr, GLOBAL_BYTES, CU_MEMORYTYPE_DEVICE, dev, 0, false);
+        result = allocate((uintptr_t *)&global->ptr, GLOBAL_BYTES, CU_MEMORYTYPE_DEVICE, dev, 0);
         module->globals = global;
     }
     if (ptr)
@@ -61,8 +61,6 @@ API cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int n, CUji
     return cuModuleLoadData(module, image);
 }
 
-API cuModuleLoadFatBinary(CUmodule *module, const void *image) { return cuModuleLoadData(module, image); }
-
 API cuModuleLoad(CUmodule *module, const char *path)
 {
     if (access(path, R_OK))
@@ -76,23 +74,11 @@ API cuModuleUnload(CUmodule module)  /* small, and functions of it may be in use
     return CUDA_SUCCESS;
 }
 
-API cuModuleGetLoadingMode(CUmoduleLoadingMode *mode)
-{
-    *mode = CU_MODULE_LAZY_LOADING;
-    return CUDA_SUCCESS;
-}
-
 API cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name)
 {
     NEED(function && module && name);
     *function = get_function(module, name);
     return CUDA_SUCCESS;
-}
-
-API cuModuleGetGlobal(CUdeviceptr *ptr, size_t *size, CUmodule module, const char *name)
-{
-    NEED(module && name);
-    return get_global(module, name, module->dev >= 0 ? module->dev : current()->dev, ptr, size);
 }
 
 API cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *options, void **values, unsigned int n,
@@ -104,24 +90,9 @@ API cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *option
     return CUDA_SUCCESS;
 }
 
-API cuLibraryLoadFromFile(CUlibrary *library, const char *path, CUjit_option *options, void **values, unsigned int n,
-                          CUlibraryOption *library_options, void **library_values, unsigned int library_n)
-{
-    if (access(path, R_OK))
-        return refuse(__func__, CUDA_ERROR_FILE_NOT_FOUND, path);
-    return cuLibraryLoadData(library, path, options, values, n, library_options, library_values, library_n);
-}
-
 API cuLibraryUnload(CUlibrary library)
 {
     NEED(library);
-    return CUDA_SUCCESS;
-}
-
-API cuLibraryGetModule(CUmodule *module, CUlibrary library)
-{
-    NEED(library);
-    *module = (CUmodule)library;
     return CUDA_SUCCESS;
 }
 
@@ -139,51 +110,10 @@ API cuLibraryGetGlobal(CUdeviceptr *ptr, size_t *size, CUlibrary library, const 
     return get_global((CUmodule)library, name, current()->dev, ptr, size);
 }
 
-API cuLibraryGetManaged(CUdeviceptr *ptr, size_t *size, CUlibrary library, const char *name)
-{
-    return cuLibraryGetGlobal(ptr, size, library, name);
-}
-
-API cuKernelGetFunction(CUfunction *function, CUkernel kernel)
-{
-    NEED(kernel);
-    *function = (CUfunction)kernel;
-    return CUDA_SUCCESS;
-}
-
-API cuKernelGetLibrary(CUlibrary *library, CUkernel kernel)
-{
-    NEED(kernel);
-    *library = (CUlibrary)((CUfunction)kernel)->module;
-    return CUDA_SUCCESS;
-}
-
-API cuFuncGetModule(CUmodule *module, CUfunction function)
-{
-    NEED(function);
-    *module = function->module;
-    return CUDA_SUCCESS;
-}
-
 API cuFuncGetName(const char **name, CUfunction function)
 {
     NEED(function);
     *name = function->name;
-    return CUDA_SUCCESS;
-}
-
-API cuKernelGetName(const char **name, CUkernel kernel) { return cuFuncGetName(name, (CUfunction)kernel); }
-
-API cuFuncIsLoaded(CUfunctionLoadingState *state, CUfunction function)
-{
-    NEED(function);
-    *state = CU_FUNCTION_LOADING_STATE_LOADED;
-    return CUDA_SUCCESS;
-}
-
-API cuFuncLoad(CUfunction function)
-{
-    NEED(function);
     return CUDA_SUCCESS;
 }
 
@@ -215,12 +145,6 @@ API cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int 
     return CUDA_SUCCESS;
 }
 
-API cuKernelGetAttribute(int *value, CUfunction_attribute attribute, CUkernel kernel, CUdevice dev)
-{
-    DEVICE(dev);
-    return cuFuncGetAttribute(value, attribute, (CUfunction)kernel);
-}
-
 API cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel kernel, CUdevice dev)
 {
     DEVICE(dev);
@@ -232,12 +156,6 @@ API cuFuncSetCacheConfig(CUfunction function, CUfunc_cache config)
     (void)config;
     NEED(function);
     return CUDA_SUCCESS;
-}
-
-API cuKernelSetCacheConfig(CUkernel kernel, CUfunc_cache config, CUdevice dev)
-{
-    DEVICE(dev);
-    return cuFuncSetCacheConfig((CUfunction)kernel, config);
 }
 
 API cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, CUfunction function, int threads, size_t shared,
@@ -255,30 +173,6 @@ API cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, CUfunction
 API cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction function, int threads, size_t shared)
 {
     return cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, function, threads, shared, 0);
-}
-
-API cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block, CUfunction function, CUoccupancyB2DSize shared_of,
-                                              size_t shared, int limit, unsigned int flags)
-{
-    (void)shared_of, (void)shared, (void)flags;
-    NEED(function);
-    *block = limit > 0 && limit < 1024 ? limit : 1024;
-    *grid = 2 * attributes[CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT];
-    return CUDA_SUCCESS;
-}
-
-API cuOccupancyMaxPotentialBlockSize(int *grid, int *block, CUfunction function, CUoccupancyB2DSize shared_of,
-                                     size_t shared, int limit)
-{
-    return cuOccupancyMaxPotentialBlockSizeWithFlags(grid, block, function, shared_of, shared, limit, 0);
-}
-
-API cuOccupancyAvailableDynamicSMemPerBlock(size_t *size, CUfunction function, int blocks, int threads)
-{
-    (void)threads;
-    NEED(function && blocks > 0);
-    *size = (164 << 10) / blocks - 1024;
-    return CUDA_SUCCESS;
 }
 
 API cuOccupancyMaxActiveClusters(int *clusters, CUfunction function, const CUlaunchConfig *config)
@@ -323,11 +217,5 @@ API cuLinkComplete(CUlinkState state, void **image, size_t *size)
     *image = state->image;
     if (size)
         *size = sizeof state->image;
-    return CUDA_SUCCESS;
-}
-
-API cuLinkDestroy(CUlinkState state)
-{
-    free(state);
     return CUDA_SUCCESS;
 }

@@ -157,6 +157,3 @@ API cuGetErrorName(CUresult error, const char **name)
             return *name = errors[i].name, CUDA_SUCCESS;
     return *name = "CUDA_ERROR_UNKNOWN", CUDA_SUCCESS;
 }
-
-API cuProfilerStart(void) { return CUDA_SUCCESS; }
-API cuProfilerStop(void) { return CUDA_SUCCESS; }

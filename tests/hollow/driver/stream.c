@@ -16,9 +16,9 @@ API cuStreamCreate(CUstream *stream, unsigned int flags) { return cuStreamCreate
 API cuStreamDestroy(CUstream stream)
 {
     NEED(stream && stream != CU_STREAM_LEGACY && stream != CU_STREAM_PER_THREAD);
-    if (stream->capture)
-        stream->capture->invalid = true;
     pthread_mutex_lock(&lock);
+    if (stream->capture)
+        invalidate(stream->capture, FORBIDDEN_OTHER, __func__, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, "destroyed");
     for (CUstream *s = &all_streams; *s; s = &(*s)->next)
         if (*s == stream) {
             *s = stream->next;
@@ -34,20 +34,6 @@ API cuStreamGetPriority(CUstream stream, int *priority)
 {
     STREAM(stream);
     *priority = stream->priority;
-    return CUDA_SUCCESS;
-}
-
-API cuStreamGetFlags(CUstream stream, unsigned int *flags)
-{
-    STREAM(stream);
-    *flags = stream->flags;
-    return CUDA_SUCCESS;
-}
-
-API cuStreamGetId(CUstream stream, unsigned long long *id)
-{
-    STREAM(stream);
-    *id = stream->id;
     return CUDA_SUCCESS;
 }
 
@@ -111,34 +97,6 @@ static CUresult wait_context(const char *where, CUcontext ctx)
 
 API cuCtxSynchronize(void) { return wait_context(__func__, current()); }
 API cuCtxSynchronize_v2(CUcontext ctx) { return wait_context(__func__, ctx ? ctx : current()); }
-
-API cuStreamCopyAttributes(CUstream to, CUstream from)
-{
-    (void)to, (void)from;
-    return CUDA_SUCCESS;
-}
-
-API cuStreamGetAttribute(CUstream stream, CUstreamAttrID attribute, CUstreamAttrValue *value)
-{
-    (void)attribute;
-    STREAM(stream);
-    memset(value, 0, sizeof *value);
-    return CUDA_SUCCESS;
-}
-
-API cuStreamSetAttribute(CUstream stream, CUstreamAttrID attribute, const CUstreamAttrValue *value)
-{
-    (void)attribute, (void)value;
-    STREAM(stream);
-    return CUDA_SUCCESS;
-}
-
-API cuStreamAttachMemAsync(CUstream stream, CUdeviceptr ptr, size_t length, unsigned int flags)
-{
-    (void)ptr, (void)length, (void)flags;
-    STREAM(stream);
-    return CUDA_SUCCESS;
-}
 
 static void run_host(const struct CUgraphNode_st *node) { node->fn(node->user); }
 
@@ -268,5 +226,3 @@ API cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end)
     *milliseconds = (float)(end->milliseconds - start->milliseconds) + 1e-3f;  /* never 0: callers divide by it */
     return CUDA_SUCCESS;
 }
-
-API cuCtxRecordEvent(CUcontext ctx, CUevent event) { return cuEventRecord(event, &ctx->legacy); }

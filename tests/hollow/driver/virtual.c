@@ -56,9 +56,11 @@ API cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocation
 API cuMemUnmap(CUdeviceptr ptr, size_t size)
 {
     for (uintptr_t at = ptr; at < ptr + size;) {
+        pthread_mutex_lock(&lock);
         struct allocation *entry = find(at);
-        NEED(entry && entry->base == at);
-        uintptr_t next = at + entry->size;
+        uintptr_t next = entry && entry->base == at ? at + entry->size : 0;
+        pthread_mutex_unlock(&lock);
+        NEED(next);
         madvise((void *)at, next - at, MADV_DONTNEED);
         TRY(drop(__func__, at, false));
         at = next;
@@ -75,47 +77,17 @@ API cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc *desc, si
 /* Pools: every allocation is one of its own. */
 
 static struct CUmemPoolHandle_st pools[MAX_DEVICES];
-static CUmemoryPool current_pool[MAX_DEVICES];
 
 static void __attribute__((constructor)) set_up_pools(void)
 {
-    for (int dev = 0; dev < MAX_DEVICES; dev++) {
+    for (int dev = 0; dev < MAX_DEVICES; dev++)
         pools[dev].dev = dev;
-        current_pool[dev] = &pools[dev];
-    }
 }
 
 API cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice dev)
 {
     DEVICE(dev);
     *pool = &pools[dev];
-    return CUDA_SUCCESS;
-}
-
-API cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice dev)
-{
-    DEVICE(dev);
-    *pool = current_pool[dev];
-    return CUDA_SUCCESS;
-}
-
-API cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool)
-{
-    DEVICE(dev);
-    current_pool[dev] = pool;
-    return CUDA_SUCCESS;
-}
-
-API cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props)
-{
-    *pool = calloc(1, sizeof **pool);
-    (*pool)->dev = props->location.id;
-    return CUDA_SUCCESS;
-}
-
-API cuMemPoolDestroy(CUmemoryPool pool)
-{
-    free(pool);
     return CUDA_SUCCESS;
 }
 
@@ -150,20 +122,12 @@ API cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, size_t cou
     return CUDA_SUCCESS;
 }
 
-API cuMemAllocFromPoolAsync(CUdeviceptr *ptr, size_t size, CUmemoryPool pool, CUstream stream)
-{
-    CUgraphNode node;
-    STREAM(stream);
-    TRY(enter(__func__, stream, CU_GRAPH_NODE_TYPE_MEM_ALLOC, &node));
-    return allocate((uintptr_t *)ptr, size, CU_MEMORYTYPE_DEVICE, pool->dev, 0, false);
-}
-
 API cuMemAllocAsync(CUdeviceptr *ptr, size_t size, CUstream stream)
 {
     CUgraphNode node;
     STREAM(stream);
     TRY(enter(__func__, stream, CU_GRAPH_NODE_TYPE_MEM_ALLOC, &node));
-    return allocate((uintptr_t *)ptr, size, CU_MEMORYTYPE_DEVICE, stream->ctx->dev, 0, false);
+    return allocate((uintptr_t *)ptr, size, CU_MEMORYTYPE_DEVICE, stream->ctx->dev, 0);
 }
 
 API cuMemFreeAsync(CUdeviceptr ptr, CUstream stream)
@@ -172,16 +136,4 @@ API cuMemFreeAsync(CUdeviceptr ptr, CUstream stream)
     STREAM(stream);
     TRY(enter(__func__, stream, CU_GRAPH_NODE_TYPE_MEM_FREE, &node));
     return node ? CUDA_SUCCESS : drop(__func__, ptr, false);  /* captured: the graph may run again, so it stays */
-}
-
-API cuMemPrefetchAsync(CUdeviceptr ptr, size_t size, CUmemLocation location, unsigned int flags, CUstream stream)
-{
-    (void)ptr, (void)size, (void)location, (void)flags, (void)stream;
-    return CUDA_SUCCESS;
-}
-
-API cuMemAdvise(CUdeviceptr ptr, size_t size, CUmem_advise advice, CUmemLocation location)
-{
-    (void)ptr, (void)size, (void)advice, (void)location;
-    return CUDA_SUCCESS;
 }
