@@ -13,8 +13,10 @@ from rich.console import Console
 from psdrl.acting import Actor
 from psdrl.agent import Agent
 from psdrl.checkpoint import latest, read_config, restore
+from psdrl.device import is_gpu, resolve_device
 from psdrl.envs import make_env
 from psdrl.errors import UserError
+from psdrl.kernel_calls import check_kernels
 
 
 def evaluate(
@@ -59,6 +61,9 @@ def load(run: Path, device: str = "auto", replay: bool = False) -> Agent:
         raise UserError(f"{run} has no checkpoint yet: train on, or wait for one (--checkpoint-every).")
     env = make_env(config, num_envs=1)
     env.close()
+    target = resolve_device(device)
+    if is_gpu(target):  # nothing is drawn with a kernel that fails there
+        check_kernels(config, env.spec, target)
     agent = Agent(config, env.spec)
     restore(checkpoint, agent, replay=replay)
     return agent

@@ -9,6 +9,7 @@ from types import FrameType, TracebackType
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 import psdrl
@@ -16,9 +17,11 @@ from psdrl import cost
 from psdrl.agent import Agent
 from psdrl.checkpoint import check_same, latest, restore, write_config
 from psdrl.config import Config
+from psdrl.device import resolve_device
 from psdrl.envs import make_env
 from psdrl.errors import UserError
-from psdrl.kernels import checks, dispatch, posterior
+from psdrl.kernel_calls import check_kernels
+from psdrl.kernels import dispatch, posterior
 from psdrl.limits import check
 from psdrl.log import RunLog
 from psdrl.loop import train
@@ -56,13 +59,14 @@ def run(config: Config, why_preset: str, arguments: list[str]) -> int:
     config = replace(config, logdir=logdir)
     checkpoint = _find_checkpoint(config, logdir)
     env = make_env(config)
+    device = resolve_device(config.device)
+    failures = {f.operation: f for f in check_kernels(config, env.spec, device)}  # before anything is drawn with them
     agent = Agent(config, env.spec)
-    for failure in checks.start_up(agent.device):
-        console.print(
-            f"[bold]warning[/]      {failure.operation} ({failure.backend}) fails its check on {agent.device}: "
-            f"{failure.problem}; the fallback serves. See python -m psdrl.doctor.",
-            highlight=False,
-            soft_wrap=True,
+    for name, failure in failures.items():
+        _warn(
+            console,
+            f"{name} ({failure.backend}) fails its check on {device}: {failure.problem}; the fallback serves. "
+            "See python -m psdrl.doctor.",
         )
     logged = restore(checkpoint, agent) if checkpoint else 0
     write_config(logdir, config)
@@ -83,6 +87,10 @@ def run(config: Config, why_preset: str, arguments: list[str]) -> int:
         return 130
     finally:
         env.close()
+    for name, failure in failures.items():
+        _warn(console, f"{name} ({failure.backend}) failed its check on {device}; its fallback served.")
+    for step in agent.execution.failures:
+        _warn(console, f"{step} ran without a CUDA graph.")
     if stop.asked:
         console.print(f"Saved at step {agent.step}. Resume with:\n  {again}", highlight=False, soft_wrap=True)
         return 130
@@ -93,6 +101,10 @@ def run(config: Config, why_preset: str, arguments: list[str]) -> int:
         soft_wrap=True,
     )
     return 0
+
+
+def _warn(console: Console, text: str) -> None:
+    console.print(f"[bold]warning[/]      {escape(text)}", highlight=False, soft_wrap=True)
 
 
 def _find_checkpoint(config: Config, logdir: Path) -> Path | None:
