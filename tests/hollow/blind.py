@@ -5,8 +5,8 @@ host, and an exception inside a check is still a failure. Actions, and indices i
 modulo their number: the host refuses others. Where HOLLOW_REPORT names a file, torch's own peak of allocated memory
 per device is written into it at exit.
 
---see leaves the checks on, to show that kernels which do nothing fail them; only the question whether the device can
-add, which decides that no fallback can serve, is not asked.
+--see leaves the kernels' checks on, to show that kernels which do nothing fail them; that no fallback can serve on a
+device which cannot add is not considered.
 """
 
 import json
@@ -26,10 +26,15 @@ from psdrl.kernels import checks
 from psdrl.replay import Replay
 
 
+def raised(problem: str | None) -> bool:
+    """Whether a check failed by an exception ("TypeError: ..."), not by a wrong value ("error 0.1, ..."): an index that
+    a kernel should have written, and that the host then looks up, is a wrong value too."""
+    return bool(re.match(r"[\w.]+: (?!index -?\d+ is out of bounds)", problem or ""))
+
+
 def without_errors(findings: Any) -> list[Any]:
-    """Keep what failed by an exception ("TypeError: ..."); drop what only has the wrong value ("error 0.1, ...")."""
-    raised = [f.problem is not None and re.match(r"[\w.]+: ", f.problem) is not None for f in findings]
-    return [f if bad else f._replace(error=0.0, problem=None) for f, bad in zip(findings, raised, strict=True)]
+    """Keep what failed by an exception."""
+    return [f if raised(f.problem) else f._replace(error=0.0, problem=None) for f in findings]
 
 
 def blinded(check_all: Callable[..., Any]) -> Callable[..., list[Any]]:
@@ -85,11 +90,11 @@ def main() -> None:
     if sees := sys.argv[1] == "--see":
         del sys.argv[1]
     if sees:
-        checks._unusable = lambda device: None  # type: ignore[attr-defined]
+        checks._unusable = lambda device: None
     else:
         checks.check_all = blinded(checks.check_all)  # type: ignore[assignment]
         doctor.updates = without_distances(doctor.updates)
-        posterior.check = read_back
+    posterior.check = read_back
     Actor.act, Replay.frames = valid(Actor.act), within(Replay.frames)  # type: ignore[method-assign]
     Replay.stored_slots = existing(Replay.stored_slots)  # type: ignore[method-assign]
     module, sys.argv = sys.argv[1], sys.argv[1:]
