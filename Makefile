@@ -4,6 +4,10 @@
 # make learn   does it learn? DeepSea, also from images, CartPole, MinAtar Breakout, Freeway and Space Invaders, Atari
 #              Freeway into results/, then figures and table; what is there is not run again: make learn RESULTS=DIRECTORY
 #              runs all of it (some 30 minutes on two idle cores, going by the minutes of its runs)
+# make cuda-check   the CUDA build of torch, Triton, Inductor and our extension on two hollow GPUs: no GPU is needed, and no
+#              value is computed (tests/hollow/README.md). The first time it makes CUDA_VENV (.cuda-venv, some 8 GB) with
+#              PYTHON312 (python3.12: for this version torch 2.13.0 is a CUDA build); needs nvcc and gcc. About 20
+#              minutes on two cores; CUDA_ARGS=--short takes four and does not write docs/cuda-check.md
 # make bench   the benchmark suites and the phase table (half an hour, on an idle machine)
 GAME ?= Pong
 ARGS ?=
@@ -11,8 +15,13 @@ RESULTS ?= results
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+CUDA_VENV ?= .cuda-venv
+PYTHON312 ?= python3.12
+CUDA_ARGS ?= --out docs/cuda-check.md
+CUDA_SOURCE = $(CUDA_VENV)/source
+CUDA_READY = $(CUDA_VENV)/.ready
 
-.PHONY: train test learn bench sanitize clean
+.PHONY: train test learn bench sanitize cuda-check cuda-source clean
 train: $(READY)
 	$(BIN)/python -m psdrl.train --game $(GAME) $(ARGS)
 
@@ -34,6 +43,24 @@ learn: $(READY)
 sanitize: $(READY)
 	PYTHON=$(BIN)/python sh tests/host/sanitize.sh
 
+cuda-check: cuda-source $(CUDA_READY)
+	$(CUDA_VENV)/bin/python -m tests.hollow.check --venv $(CUDA_VENV) $(CUDA_ARGS)
+
+# A copy of what is installed, so that the CUDA extension does not take the place of the one in this checkout.
+cuda-source:
+	mkdir -p $(CUDA_SOURCE)
+	git ls-files -z psdrl kernels csrc setup.py pyproject.toml MANIFEST.in README.md LICENSE | tar --null -T - -cf - | tar -xf - -C $(CUDA_SOURCE)
+
+$(CUDA_READY): pyproject.toml setup.py $(wildcard csrc/*.*) | cuda-source
+	@command -v nvcc > /dev/null || { echo "cuda-check needs nvcc on the PATH."; exit 1; }
+	@test -x $(CUDA_VENV)/bin/python || $(PYTHON312) -c '' || { echo "$(PYTHON312) does not run: name a Python 3.12 with make cuda-check PYTHON312=PATH, or an environment with CUDA_VENV=DIRECTORY."; exit 1; }
+	test -x $(CUDA_VENV)/bin/python || $(PYTHON312) -m venv $(CUDA_VENV)
+	$(CUDA_VENV)/bin/python -m pip install --quiet --upgrade "setuptools>=77" wheel ninja
+	$(CUDA_VENV)/bin/python -m pip install --quiet torch==2.13.0
+	@$(CUDA_VENV)/bin/python -c 'import sys, torch; sys.exit(torch.version.cuda is None and "cuda-check needs a CUDA build of torch, and pip installed a CPU build into $(CUDA_VENV).")'
+	PSDRL_CUDA=1 $(CUDA_VENV)/bin/python -m pip install --quiet --no-build-isolation -e $(CUDA_SOURCE)
+	touch $@
+
 # torch first and no build isolation: setup.py compiles the extension against the torch that will load it.
 $(READY): pyproject.toml setup.py $(wildcard csrc/*.*)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -43,4 +70,4 @@ $(READY): pyproject.toml setup.py $(wildcard csrc/*.*)
 	touch $@
 
 clean:
-	rm -rf .venv build *.egg-info psdrl/*.so
+	rm -rf .venv .cuda-venv build *.egg-info psdrl/*.so
