@@ -134,7 +134,7 @@ def _others(dtype: str) -> Iterator[Case]:
         "sum of partials", tanh_dot.sum_kernel, 4, (tanh_dot.BLOCK_SUM,), partial_ptr="*fp32", c_ptr=dtype,
         y_ptr=dtype, R=PLANNING, TILES=36, BLOCK_SUM=tanh_dot.BLOCK_SUM,
     )  # fmt: skip
-    outputs = {"one_step_returns": "returns_ptr", "best_return": "best_ptr", "greedy_action": "action_ptr"}
+    outputs = {"returns": "returns_ptr", "best_return": "best_ptr", "greedy_action": "action_ptr"}
     for name, output in outputs.items():
         lots = name == "greedy_action"
         results = dict.fromkeys(outputs.values()) | {output: "*i64" if lots else dtype}
