@@ -164,11 +164,6 @@ class Autoencoder(nn.Module):
         last = self.encoder[-1]
         return last(x) if isinstance(last, nn.Linear) else x
 
-    def decode(self, latents: Tensor) -> Tensor:
-        """Images (n, c, 64, 64) in [0, 1] from latent states (n, Z)."""
-        images = self.decoder(latents)
-        return images / self.contrast + self.mean_frame if self.normalised else images
-
 
 class Identity(nn.Module):
     """For vector observations: the observation is the latent state; there is nothing to train."""
