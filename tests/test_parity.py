@@ -171,7 +171,7 @@ def run_phase(agent, phase):
     elif phase == "posterior":
         data = path.buffer_statistics(agent.models, agent.replay, latents, *how)
         assert isinstance(data, Statistics)
-        return {"gram": data.gram, "cross": data.cross, "squares": data.squares}
+        return {"gram": data.lower.tril(), "cross": data.cross, "squares": data.squares}
     elif phase == "value":
         path.train_value(*common, latents, agent.batch, agent.model, agent.config, None, *how)
     return parameters(agent)

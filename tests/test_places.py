@@ -15,9 +15,9 @@ from psdrl.agents.psdrl.lookahead import grid as fast
 from psdrl.agents.psdrl.models import LocalFeatures, LocalForwardModel, LocalTanhNet
 from psdrl.agents.psdrl.regression import LocalStatistics
 from psdrl.cost.sizes import Sizes
-from psdrl.cost.work import largest_tensor
 from psdrl.envs.vector import EnvSpec
 from psdrl.errors import UserError
+from tests.helpers import largest_tensor
 from tests.test_memory import Allocations
 from tests.test_parity import LOCAL, make
 

@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from psdrl.agents.psdrl import oracle
-from psdrl.agents.psdrl.posterior import Posterior, cholesky
+from psdrl.agents.psdrl.posterior import Posterior
 from psdrl.agents.psdrl.regression import Statistics
 from psdrl.errors import UserError
+from psdrl.kernels.posterior import posterior_factor
 from psdrl.replay.episodes import Replay
 from tests.helpers import (
     Array,
@@ -183,10 +184,12 @@ def test_a_draw_has_no_bias_and_differs_each_time() -> None:
 def test_jitter_escalates_until_the_factor_exists() -> None:
     """Smallest eigenvalue -1e-6, mean diagonal 0.5: 5e-13, 5e-12, ... fail, 5e-6 is the first that succeeds."""
     precision = torch.diag(torch.tensor([1.0, -1e-6, 0.500001], dtype=torch.float64))
-    factor, jitter = cholesky(precision)
-    assert jitter == pytest.approx(5e-6, rel=1e-9)
-    torch.testing.assert_close(factor @ factor.T, precision + jitter * torch.eye(3, dtype=torch.float64))
-    assert cholesky(torch.eye(3, dtype=torch.float64))[1] == 0
+    one, identity = torch.ones(1, dtype=torch.float64), torch.eye(3, dtype=torch.float64)
+    (factor,), jitter, info = posterior_factor(precision, one * torch.inf, one)  # no prior, noise 1
+    assert info.item() == 0
+    assert jitter.item() == pytest.approx(5e-6, rel=1e-9)
+    torch.testing.assert_close(factor @ factor.T, precision + jitter * identity)
+    assert posterior_factor(identity, one * torch.inf, one)[1].item() == 0
 
 
 def test_rank_deficient_data_reports_its_jitter() -> None:
@@ -239,7 +242,7 @@ def test_buffer_statistics_by_brute_force(lengths: list[int], capacity: int, ski
     phi, targets = hand_statistics(models, replay)
     assert isinstance(found, Statistics)
     assert found.rows == len(phi) == replay.transitions
-    np.testing.assert_allclose(found.gram.numpy(), phi.T @ phi, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(found.lower.tril().numpy(), np.tril(phi.T @ phi), rtol=1e-10, atol=1e-12)
     np.testing.assert_allclose(found.cross.numpy(), phi.T @ targets, rtol=1e-10, atol=1e-12)
     np.testing.assert_allclose(found.squares.numpy(), (targets**2).sum(0), rtol=1e-10)
 

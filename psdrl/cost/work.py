@@ -203,14 +203,3 @@ def memory(config: PsdrlConfig, spec: EnvSpec) -> dict[str, float]:
         + 4 * 3 * r.batch * r.length * (s.latent + s.hidden),
         "predictions": foreseen_bytes(config, s),
     }
-
-
-def largest_tensor(config: PsdrlConfig, spec: EnvSpec) -> float:
-    """Bytes of the largest tensor an update may make, float32: a chunk at its widest (posterior chunks are float64),
-    a batch of B * L states, the tables of latent states and of predictions, or the Gram matrix."""
-    s, r = Sizes.of(config, spec), config.replay
-    k = s.forward_model.features
-    chunk = 4 * config.chunk_rows * max(3 * s.hidden + k, 2 * (s.latent + 1), 2 * k)
-    batch = 4 * r.batch * (r.length + 1) * max(s.latent + max(s.hidden, s.actions), 3 * s.hidden)
-    tables = max(4 * r.capacity * 9 / 8 * s.latent, foreseen_bytes(config, s))
-    return max(chunk, grid_bytes(config, s), batch, tables, 8 * k * max(k, s.latent + 1))

@@ -10,7 +10,7 @@ from psdrl.agents.psdrl.models import Models, SampledModel
 from psdrl.agents.psdrl.regression import Statistics
 from psdrl.agents.psdrl.settings import PsdrlConfig
 from psdrl.errors import UserError
-from psdrl.kernels.posterior import chol_update_, posterior_factor, posterior_mean, posterior_sample
+from psdrl.kernels.posterior import posterior_mean, posterior_sample
 
 PANEL = 256  # columns of an inverse solved at a time: the rows above them are zero and are left out
 
@@ -34,14 +34,6 @@ def check(info: Tensor) -> None:
         raise UserError("Training diverged: the posterior's precision matrix is not finite; lower the learning rates.")
     if any(codes):
         raise UserError(f"The posterior's precision matrix is indefinite (minors {codes}): scale the features down.")
-
-
-def cholesky(precision: Tensor) -> tuple[Tensor, float]:
-    """Lower Cholesky factor and the jitter it needed: 0, or 1e-12 of the mean diagonal times 1, 10, 100, ..."""
-    one = torch.ones(1, dtype=torch.float64, device=precision.device)
-    factors, jitter, info = posterior_factor(precision, one * torch.inf, one)  # no prior, noise 1
-    check(info)
-    return factors[0], float(jitter)
 
 
 def inverse_norm(factor: Tensor) -> Tensor:
@@ -134,33 +126,6 @@ class Posterior:
         if outputs.stop == last + 1:
             metrics |= {"sd_reward": spread, "residual_reward": residual[-1].sqrt()}
         return metrics
-
-    @torch.no_grad()
-    def absorb(self, features: Tensor, targets: Tensor) -> None:
-        """Condition on new rows of features (n, k) and targets (n, Z + 1) without the old ones.
-
-        Valid while the feature map is unchanged, as between two updates, not for a grid of places. Sigma^-1
-        gains Phi^T Phi / noise, a rank-n update of its factor; the mean moves by Sigma' Phi^T (T - Phi mu) /
-        noise, solved against n right sides only.
-        """
-        phi = features.to(self.mean)
-        innovation = targets.to(self.mean) - phi @ self.mean.T
-        if self.rule == "released":
-            self._absorb_released(phi, innovation)
-        elif self.rule != "none":
-            for g, group in enumerate(self.groups):
-                check(chol_update_(self.factors[g], phi, 1 / float(self.noises[g])))
-                gain = posterior_mean(self.factors[g : g + 1], phi.T, [len(phi)], self.noises[g : g + 1])  # (n, k)
-                self.mean[group.outputs] += innovation[:, group.outputs].T @ gain
-
-    def _absorb_released(self, phi: Tensor, innovation: Tensor) -> None:
-        """A^-1 = C / scale shrinks by U^T (I + Phi U^T)^-1 U with U = Phi A^-1 (n, k), Woodbury's identity."""
-        scale = self.config.released_scale
-        inverse = phi @ self.factors[0] / scale
-        capacitance = torch.eye(len(phi), dtype=phi.dtype, device=phi.device) + inverse @ phi.T
-        gain = torch.cholesky_solve(inverse, cholesky(capacitance)[0])
-        self.factors[0] -= scale * inverse.T @ gain
-        self.mean += innovation.T @ gain
 
     @torch.no_grad()
     def draw(self, generator: torch.Generator) -> Tensor:

@@ -12,30 +12,17 @@ from psdrl.kernels.posterior import gram_accumulate_, posterior_factor
 class Statistics:
     """All that Eq. 4 needs of the replay buffer: sums over its N transitions, in float64.
 
-    cross (k, Z + 1) is Phi^T T, squares (Z + 1,) the squared targets, for the residuals, rows is N."""
+    lower (k, k) is Phi^T Phi, of which only the lower triangle is summed up, cross (k, Z + 1) is Phi^T T, squares
+    (Z + 1,) the squared targets, for the residuals, rows is N."""
 
-    def __init__(self, gram: Tensor, cross: Tensor, squares: Tensor, rows: int) -> None:
-        self._gram, self._mirrored = gram, True  # only the lower triangle is summed up
-        self.cross, self.squares, self.rows = cross, squares, rows
+    def __init__(self, lower: Tensor, cross: Tensor, squares: Tensor, rows: int) -> None:
+        self.lower, self.cross, self.squares, self.rows = lower, cross, squares, rows
 
     @classmethod
     def empty(cls, features: int, outputs: int, device: torch.device) -> "Statistics":
         """No data: the posterior is the prior."""
-        gram = torch.zeros(features, features, dtype=torch.float64, device=device)
-        return cls(gram, gram.new_zeros(features, outputs), gram.new_zeros(outputs), 0)
-
-    @property
-    def gram(self) -> Tensor:
-        """(k, k) Phi^T Phi."""
-        if not self._mirrored:
-            self._gram = self._gram.tril() + self._gram.tril(-1).T
-            self._mirrored = True
-        return self._gram
-
-    @property
-    def lower(self) -> Tensor:
-        """(k, k), of which only the lower triangle is that of Phi^T Phi."""
-        return self._gram
+        lower = torch.zeros(features, features, dtype=torch.float64, device=device)
+        return cls(lower, lower.new_zeros(features, outputs), lower.new_zeros(outputs), 0)
 
     def factorised(self, priors: Tensor, noises: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """`posterior_factor` of each group of outputs (g,)."""
@@ -52,8 +39,7 @@ class Statistics:
         if times is not None:
             root = times.double().sqrt()[:, None]
             features, targets = features * root, targets * root
-        gram_accumulate_(self._gram, self.cross, features.to(targets), targets, weight)
-        self._mirrored = False
+        gram_accumulate_(self.lower, self.cross, features.to(targets), targets, weight)
         self.squares += weight * targets.double().square().sum(0)
         self.rows += round(weight) * (len(features) if times is None else int(times.sum()))
 
@@ -85,7 +71,7 @@ class LocalStatistics(Statistics):
         return self.near.rows if group == 0 else self.rows
 
     @property
-    def lower(self) -> Tensor:
+    def lower(self) -> Tensor:  # type: ignore[override]
         """(k, k), of which only the lower triangle is the places' Phi^T Phi."""
         near, mixed = self.near.lower, self._mixed
         return torch.cat([torch.cat([near, mixed.T], 1), torch.cat([mixed, self._square], 1)])
