@@ -20,7 +20,7 @@ from rich.table import Table
 from bench import published
 from bench.workload import make_agent, shortened
 from psdrl.agents.psdrl import learning, oracle, planning, statistics
-from psdrl.agents.psdrl.agent import Agent
+from psdrl.agents.psdrl.agent import PsdrlAgent
 from psdrl.cost.devices import gemm_peak, measure_here
 from psdrl.cost.sizes import Sizes
 
@@ -50,7 +50,7 @@ class Options:
     """Print JSON instead of a table."""
 
 
-def unit(name: Unit, agent: Agent, path: str) -> tuple[Callable[[], object], float]:
+def unit(name: Unit, agent: PsdrlAgent, path: str) -> tuple[Callable[[], object], float]:
     """A call that runs some units of this phase, and how many."""
     models, optimisers, replay, config = agent.models, agent.optimisers, agent.replay, agent.config
     code = learning if path == "fast" else oracle
@@ -69,10 +69,9 @@ def unit(name: Unit, agent: Agent, path: str) -> tuple[Callable[[], object], flo
             return lambda: published.posterior_mean(models, replay, config), 1
 
         def fit() -> None:
-            rows = config.chunk_rows
             if path == "fast":
-                table = learning.encode_buffer(models, replay, rows)
-                data = statistics.buffer_statistics(models, replay, table, rows)
+                table = learning.encode_buffer(models, replay, agent.execution)
+                data = statistics.buffer_statistics(models, replay, table, agent.execution)
             else:
                 data = oracle.buffer_statistics(models, replay, oracle.EncodeOnUse(models, replay))
             agent.posterior.fit(data)
@@ -92,13 +91,13 @@ def unit(name: Unit, agent: Agent, path: str) -> tuple[Callable[[], object], flo
     return lambda: train(models, optimisers, table, sampler(size, steps), agent.model, short), steps
 
 
-def _latents(agent: Agent, path: str) -> Any:
+def _latents(agent: PsdrlAgent, path: str) -> Any:
     if path == "fast":
-        return learning.encode_buffer(agent.models, agent.replay, agent.config.chunk_rows)
+        return learning.encode_buffer(agent.models, agent.replay, agent.execution)
     return oracle.EncodeOnUse(agent.models, agent.replay)
 
 
-def gflop(name: Unit, agent: Agent, transitions: int) -> float:
+def gflop(name: Unit, agent: PsdrlAgent, transitions: int) -> float:
     """Arithmetic of one unit on the fast path, in GFLOP."""
     s, r = Sizes.of(agent.config, agent.spec), agent.config.replay
     k, outputs = s.forward_model.features, s.forward_model.outputs

@@ -2,8 +2,8 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
-from psdrl.agents.psdrl.agent import Agent
-from psdrl.agents.psdrl.presets import configure
+from psdrl.agents.registry import configure
+from psdrl.api import Agent
 from psdrl.config import Config
 from psdrl.envs import make_env
 from psdrl.errors import UserError

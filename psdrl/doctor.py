@@ -18,9 +18,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from psdrl.agents.psdrl.agent import Agent
-from psdrl.agents.psdrl.presets import configure
-from psdrl.config import Config
+from psdrl.agents.psdrl.agent import PsdrlAgent
+from psdrl.agents.psdrl.settings import PsdrlConfig
+from psdrl.agents.registry import configure
 from psdrl.envs.vector import EnvSpec
 from psdrl.errors import UserError
 from psdrl.kernels import checks, dispatch, posterior
@@ -115,9 +115,9 @@ def _badness(finding: checks.Finding) -> float:
     return float("inf") if finding.problem else finding.error / finding.allowed
 
 
-def _agent(config: Config, transitions: int) -> Agent:
+def _agent(config: PsdrlConfig, transitions: int) -> PsdrlAgent:
     """An agent with random frames in its buffer."""
-    agent = Agent(config, EnvSpec("doctor", "image", (1, 64, 64), "uint8", 6, "none"))
+    agent = PsdrlAgent(config, EnvSpec("doctor", "image", (1, 64, 64), "uint8", 6, "none"))
     rng, length = np.random.default_rng(0), 100
     for _ in range(transitions // length):
         frames = rng.integers(0, 256, (length + 1, 1, 64, 64), dtype=np.uint8)
@@ -139,7 +139,7 @@ def updates(device: torch.device, quick: bool) -> Iterator[Result]:
     """Two whole updates and five actions in every mode, against the plain path in the same precision."""
     base = configure(game="Pong", preset="debug", device=str(device), precision="fp32", cuda_graphs=False)
 
-    def outcome(config: Config) -> tuple[torch.Tensor, float, list[str]]:
+    def outcome(config: PsdrlConfig) -> tuple[torch.Tensor, float, list[str]]:
         agent = _agent(config, 300)
         start = time.perf_counter()
         for _ in range(2):
@@ -160,7 +160,7 @@ def updates(device: torch.device, quick: bool) -> Iterator[Result]:
             yield Result("update", mode, "skipped", "--quick")
             continue
         try:
-            found, seconds, uncaptured = outcome(replace(base, **settings))  # type: ignore[arg-type]
+            found, seconds, uncaptured = outcome(replace(base, **settings))
             distance = float((found - expected).norm() / expected.norm())
             fine = distance <= allowed and not uncaptured
             detail = f"relative distance to the plain path {distance:.1e} (allowed {allowed:.0e}), {seconds:.1f} s"

@@ -8,10 +8,11 @@ import torch
 from numpy.typing import NDArray
 
 import psdrl
-from psdrl.agents.psdrl.agent import Agent
+from psdrl.agents.psdrl.agent import PsdrlAgent
 from psdrl.agents.psdrl.models import ForwardModel, Models, Smallest, TanhNet
-from psdrl.config import Config
+from psdrl.agents.psdrl.settings import PsdrlConfig
 from psdrl.envs.vector import EnvSpec, Step, VectorEnv
+from psdrl.kernels.lookahead import Lookahead, factored
 from psdrl.replay.episodes import Replay
 from psdrl.run.log import Log
 
@@ -22,20 +23,20 @@ def vector_spec(size: int = 3, actions: int = 2) -> EnvSpec:
     return EnvSpec("test", "vector", (size,), "float32", actions, "test")
 
 
-def small_config(**settings: Any) -> Config:
+def small_config(**settings: Any) -> PsdrlConfig:
     """Tiny networks; `env` only names a run, the tests bring their own observations."""
     return psdrl.configure(env=settings.pop("env", "deepsea-4"), preset="debug", device="cpu", **settings)
 
 
-def small_models(config: Config, spec: EnvSpec, seed: int = 0) -> Models:
+def small_models(config: PsdrlConfig, spec: EnvSpec, seed: int = 0) -> Models:
     """Networks in float64, drawn from a seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Models(config, spec).double()
 
 
-def small_agent(spec: EnvSpec | None = None, **settings: Any) -> Agent:
-    return Agent(small_config(**settings), spec or vector_spec())
+def small_agent(spec: EnvSpec | None = None, **settings: Any) -> PsdrlAgent:
+    return PsdrlAgent(small_config(**settings), spec or vector_spec())
 
 
 def add_episode(
@@ -210,3 +211,11 @@ def stored_episodes(replay: Replay) -> list[dict[str, NDArray]]:
             }
         )
     return episodes
+
+
+@torch.no_grad()
+def fast_lookahead(forward_model, sample, termination, value, latents, hidden, discount, threshold=0.5) -> Lookahead:
+    """`reference.lookahead` by the operations that acting and planning use."""
+    model = factored.folded(forward_model, sample)
+    predictions = factored.predict(model, termination, latents, hidden, threshold)
+    return Lookahead(predictions.returns(value, discount), predictions.latents_hidden[..., latents.shape[1] :])

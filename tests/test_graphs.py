@@ -327,7 +327,7 @@ def test_an_update_reads_numbers_back_only_at_its_end(kind):
             self.names.append(func._schema.name)
             return func(*args, **(kwargs or {}))
 
-    agent = make("fast", torch.float32, **SIZES[kind], posterior={"noise_from_data": True})
+    agent = make("fast", torch.float32, **SIZES[kind])
     with Order() as order:
         agent.update()
     first = order.names.index("aten::_local_scalar_dense")

@@ -10,7 +10,7 @@ from psdrl.agents.psdrl import oracle
 from psdrl.agents.psdrl.encoder import Autoencoder
 from psdrl.agents.psdrl.learning import autoencoder_loss, forward_loss, make_optimisers
 from psdrl.agents.psdrl.models import Models
-from psdrl.config import Config
+from psdrl.agents.psdrl.settings import PsdrlConfig
 from psdrl.envs.vector import EnvSpec
 from psdrl.replay.episodes import Batch, Replay
 from tests.helpers import (
@@ -92,7 +92,7 @@ def test_equation_2_error_of_one_step(reduction: str, reward_weight: float) -> N
     assert loss.item() == pytest.approx(total / 4, rel=1e-12)
 
 
-def learning_setup(**settings: object) -> tuple[Config, Models, Replay, Batch]:
+def learning_setup(**settings: object) -> tuple[PsdrlConfig, Models, Replay, Batch]:
     """A buffer, a batch of 3 sequences of L = 5 from it, and small float64 networks."""
     replay = filled_replay([7, 5, 9], seed=3)
     config = small_config(replay={"batch": 3, "length": 5}, **settings)

@@ -9,7 +9,7 @@ import torch
 from psdrl.agents.psdrl import oracle
 from psdrl.agents.psdrl.learning import make_optimisers
 from psdrl.agents.psdrl.models import ForwardModel, Models, SampledModel, TanhNet
-from psdrl.config import Config
+from psdrl.agents.psdrl.settings import PsdrlConfig
 from psdrl.replay.episodes import Batch, Replay
 from tests.helpers import (
     Array,
@@ -84,7 +84,7 @@ def test_value_target(value: float, rewards: tuple, next_latents: tuple, target:
     assert losses["value"].item() == pytest.approx((value - target) ** 2, rel=1e-12)
 
 
-def planning_setup(**value: float | str) -> tuple[Config, Models, Replay, list[Batch], SampledModel]:
+def planning_setup(**value: float | str) -> tuple[PsdrlConfig, Models, Replay, list[Batch], SampledModel]:
     """Two batches of 4 sequences of L = 6 steps."""
     config = small_config(value={"iterations": 2, **value}, replay={"batch": 4, "length": 6})
     replay = filled_replay([6, 11, 8], seed=1)
@@ -96,7 +96,7 @@ def planning_setup(**value: float | str) -> tuple[Config, Models, Replay, list[B
 
 
 def hand_plan(
-    config: Config, models: Models, replay: Replay, batches: list[Batch], model: SampledModel, variant: str = ""
+    config: PsdrlConfig, models: Models, replay: Replay, batches: list[Batch], model: SampledModel, variant: str = ""
 ) -> tuple[dict[str, torch.Tensor], list[float]]:
     """Value parameters and losses after gradient descent at rate 0.05; targets in NumPy. Variants break the rule."""
     work = small_models(config, vector_spec())
@@ -138,7 +138,9 @@ def hand_plan(
     return {name: p.detach() for name, p in value.named_parameters()}, losses
 
 
-def run_plan(config: Config, models: Models, replay: Replay, batches: list[Batch], model: SampledModel) -> torch.Tensor:
+def run_plan(
+    config: PsdrlConfig, models: Models, replay: Replay, batches: list[Batch], model: SampledModel
+) -> torch.Tensor:
     optimisers: dict[str, torch.optim.Optimizer] = {"value": torch.optim.SGD(models.value.parameters(), 0.05)}
     queue: Iterator[Batch] = iter(batches)
     return oracle.train_value(

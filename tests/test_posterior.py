@@ -139,24 +139,6 @@ def test_refitting_forgets_the_old_data() -> None:
     np.testing.assert_array_equal(draw_many(fitted, 2), draw_many(once, 2))
 
 
-def test_noise_is_the_residual_variance_with_a_floor() -> None:
-    rng = np.random.default_rng(5)
-    phi = rng.normal(size=(4000, 4))
-    clean = phi @ rng.normal(size=(4, 3))
-    targets = clean + rng.normal(size=clean.shape) * np.array([0.3, 0.3, 0.0])  # the reward has no noise
-    config = small_config(posterior={"noise_from_data": True, "noise_latent": 1e-3, "noise_reward": 1e-4})
-    fitted = Posterior(config, 4, 3, torch.device("cpu"))
-    fitted.fit(statistics(phi, targets))
-    noise_latent, noise_reward = fitted.noises.tolist()
-    assert noise_latent == pytest.approx(0.09, rel=0.05)
-    assert noise_reward == 1e-4
-    mean, _ = equation_4(phi, targets[:, 0], config.posterior.prior_latent, noise_latent)
-    np.testing.assert_allclose(fitted.mean[0].numpy(), mean, rtol=1e-9)
-    restored = Posterior(config, 4, 3, torch.device("cpu"))
-    restored.load_state_dict(fitted.state_dict())
-    assert restored.noises.tolist() == [noise_latent, noise_reward]
-
-
 def test_rule_mean_never_samples() -> None:
     phi, targets = data()
     fitted = posterior(4, 3, (1.0, 2.0, 0.1, 0.2), "mean")

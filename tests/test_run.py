@@ -13,7 +13,7 @@ import torch
 
 import psdrl
 from psdrl import cli
-from psdrl.agents.psdrl.agent import Agent
+from psdrl.agents.psdrl.agent import PsdrlAgent
 from psdrl.config import Config
 from psdrl.envs import make_env
 from psdrl.run.checkpoint import latest, restore, save
@@ -106,12 +106,12 @@ def test_resume_restores_everything(env_name: str, algo: str, groups: int, tmp_p
         num_envs=groups, env_groups=groups,
     )  # fmt: skip
     env = make_env(config)
-    agent = Agent(config, env.spec)
+    agent = PsdrlAgent(config, env.spec)
     train(agent, env, stop=lambda: agent.step >= 300)
     assert agent.updates > 0
     assert agent.optimisers["forward"].state_dict()["state"]
     path = save(tmp_path, agent)
-    other = Agent(config, env.spec)
+    other = PsdrlAgent(config, env.spec)
     restore(path, other)
     state = agent.state_dict()
     assert {"models", "optimisers", "posterior", "model", "counters", "random"} <= state.keys()
@@ -125,7 +125,7 @@ def test_resume_restores_everything(env_name: str, algo: str, groups: int, tmp_p
     env.close()
     compare(agent.state_dict(), other.state_dict())
     compare(agent.replay.state_dict(), other.replay.state_dict())
-    assert not torch.equal(state["model"]["weight"], Agent(config, env.spec).model.weight), "a trivial comparison"
+    assert not torch.equal(state["model"]["weight"], PsdrlAgent(config, env.spec).model.weight), "a trivial comparison"
 
 
 def test_resumed_metrics_have_no_duplicates(tmp_path: Path) -> None:
@@ -143,13 +143,13 @@ def test_resumed_metrics_have_no_duplicates(tmp_path: Path) -> None:
         return False
 
     env = make_env(config)
-    agent = Agent(config, env.spec)
+    agent = PsdrlAgent(config, env.spec)
     with pytest.raises(Died), RunLog(tmp_path, config.steps) as log:
         train(agent, env, log, die)
     path = latest(tmp_path)
     assert path
     assert path.name == "checkpoint-500"
-    resumed = Agent(config, env.spec)
+    resumed = PsdrlAgent(config, env.spec)
     logged = restore(path, resumed)
     with RunLog(tmp_path, config.steps, resumed.step, logged) as log:
         train(resumed, env, log)
@@ -173,7 +173,7 @@ def test_a_line_cut_short_is_dropped(tmp_path: Path) -> None:
 def test_checkpoint_replaces_the_old_one_only_when_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = psdrl.configure(env="deepsea-4", preset="debug", device="cpu")
     env = make_env(config)
-    agent = Agent(config, env.spec)
+    agent = PsdrlAgent(config, env.spec)
     env.close()
     first = save(tmp_path, agent)
     agent.step = 10
@@ -186,7 +186,7 @@ def test_checkpoint_replaces_the_old_one_only_when_complete(tmp_path: Path, monk
         with pytest.raises(OSError, match="no space"):
             save(tmp_path, agent)
     assert latest(tmp_path) == first
-    restore(first, Agent(config, env.spec))
+    restore(first, PsdrlAgent(config, env.spec))
     assert latest(tmp_path) == first
     assert save(tmp_path, agent) == latest(tmp_path)
     assert not first.exists()
@@ -225,6 +225,6 @@ def test_readme_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(tmp_path)
     scope: dict[str, Any] = {}
     exec(compile(blocks[0], "README.md", "exec"), scope)
-    agents = [value for value in scope.values() if isinstance(value, Agent)]
+    agents = [value for value in scope.values() if isinstance(value, PsdrlAgent)]
     assert agents, "the example makes no agent"
     assert agents[0].updates > 0, "the example trains nothing"

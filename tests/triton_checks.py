@@ -312,7 +312,7 @@ def test_wrong_arguments_are_named() -> None:
 
 def parts(seed: int) -> Any:
     from psdrl.agents.psdrl.models import ForwardModel, SampledModel, Smallest, TanhNet
-    from psdrl.config import ForwardConfig
+    from psdrl.agents.psdrl.settings import ForwardConfig
 
     torch.manual_seed(seed)
     forward_model = ForwardModel(13, 6, ForwardConfig(layers=4, units=35, recurrent=18))
@@ -323,12 +323,13 @@ def parts(seed: int) -> Any:
 @pytest.mark.parametrize("count", [1, 11])
 def test_lookahead(count: int) -> None:
     """The composition, for acting (6 rows) and planning (66 rows)."""
-    from psdrl.kernels.lookahead import factored, reference
+    from psdrl.kernels.lookahead import reference
+    from tests.helpers import fast_lookahead
 
     latents, hidden = draws("ieee", (count, 13), (count, 18))
     forward_model, sample, termination, value = parts(1)
     with torch.no_grad():
-        result = factored.lookahead(forward_model, sample, termination, value, latents, hidden, 0.9)
+        result = fast_lookahead(forward_model, sample, termination, value, latents, hidden, 0.9)
         eager = reference.lookahead(forward_model, sample, termination, value, latents, hidden, 0.9)
         sample.weight, sample.bias = sample.weight.double(), sample.bias.double()
         for network in (forward_model, termination, value):
@@ -340,11 +341,11 @@ def test_lookahead(count: int) -> None:
 
 def updated(backend: dispatch.Backend, dtype: torch.dtype) -> tuple[Tensor, list[int]]:
     """An agent's parameters after one whole update on the same memory, and the actions it then takes."""
-    from psdrl.agents.psdrl.agent import Agent
+    from psdrl.agents.psdrl.agent import PsdrlAgent
     from tests.helpers import add_episode, small_config, vector_spec
 
     with dispatch.force(backend):
-        agent = Agent(small_config(seed=3, replay={"batch": 3, "length": 5}), vector_spec(), dtype)
+        agent = PsdrlAgent(small_config(seed=3, replay={"batch": 3, "length": 5}), vector_spec(), dtype)
         rng = np.random.default_rng(5)
         for length in (6, 5, 7):
             add_episode(agent.replay, rng, length)

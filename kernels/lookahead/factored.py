@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from psdrl.agents.psdrl.models import ForwardModel, LocalForwardModel, LocalTanhNet, SampledModel, Smallest, TanhNet
 from psdrl.kernels import dispatch
@@ -19,7 +19,6 @@ from psdrl.kernels.gru_actions import gru_actions
 from psdrl.kernels.linear_tanh import linear, linear_tanh
 from psdrl.kernels.linear_tanh.aten import few_rows
 from psdrl.kernels.lookahead import local
-from psdrl.kernels.lookahead.reference import Lookahead
 from psdrl.kernels.tanh_dot import tanh_dot
 
 
@@ -171,7 +170,6 @@ def predict(
     latents: Tensor,
     hidden: Tensor,
     threshold: float,
-    bounds: tuple[Tensor, Tensor] | None = None,
 ) -> Predictions:
     """All actions from latent states (n, Z) and hidden states (n, H): n * A rows in bulk."""
     latent, shape = latents.shape[1], (len(latents), len(model.gru_columns))
@@ -179,28 +177,8 @@ def predict(
     prediction, rows = of_all_actions(model, latents, hidden)  # type: ignore[arg-type]
     # The termination network reads z^ from here, not from `prediction`: rows of 2292 start at multiples of 16 bytes,
     # rows of 1537 do not, and a GPU would load them 4 bytes at once.
-    following = prediction[:, :latent] if bounds is None else prediction[:, :latent].clamp(*bounds)
+    following = prediction[:, :latent]
     joint = torch.cat([following, rows], 1)
     omega = tanh_net(termination, joint[:, :latent])
     rewards = prediction[:, latent].to(joint.dtype)
     return Predictions(joint.view(*shape, joint.shape[1]), rewards.view(shape), omega.to(joint).view(shape), threshold)
-
-
-@torch.no_grad()
-def lookahead(
-    forward_model: ForwardModel,
-    sample: SampledModel,
-    termination: nn.Module,
-    value: nn.Module,
-    latents: Tensor,
-    hidden: Tensor,
-    discount: float,
-    threshold: float = 0.5,
-    bounds: tuple[Tensor, Tensor] | None = None,
-) -> Lookahead:
-    """One-step returns of all actions from latent states (n, Z) with hidden states (n, H)."""
-    assert isinstance(termination, TanhNet)
-    assert isinstance(value, Smallest)
-    predictions = predict(folded(forward_model, sample), termination, latents, hidden, threshold, bounds)
-    next_hidden = predictions.latents_hidden[..., latents.shape[1] :]
-    return Lookahead(predictions.returns(value, discount), next_hidden)

@@ -24,11 +24,8 @@ def lookahead(
     hidden: Tensor,
     discount: float,
     threshold: float = 0.5,
-    bounds: tuple[Tensor, Tensor] | None = None,
 ) -> Lookahead:
-    """One-step returns of all actions from latent states (n, Z) with hidden states (n, H).
-
-    `bounds` (Z,) and (Z,), if given, limit the predicted latent states."""
+    """One-step returns of all actions from latent states (n, Z) with hidden states (n, H)."""
     returns, next_hidden = [], []
     for action in range(forward_model.num_actions):
         actions = torch.full((len(latents),), action, device=latents.device)
@@ -36,7 +33,6 @@ def lookahead(
         features = forward_model.features(h, latents, actions)
         prediction = forward_model.predicted(features, sample.weight, sample.bias)
         z, reward = prediction[:, :-1], prediction[:, -1]
-        z = z if bounds is None else z.clamp(*bounds)
         next_value = torch.where(termination(z) < threshold, value_of(value, z, h), 0.0)
         returns.append(reward + discount * next_value)
         next_hidden.append(h)

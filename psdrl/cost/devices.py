@@ -9,7 +9,8 @@ import torch
 from psdrl.agents.psdrl.encoder import Autoencoder
 from psdrl.agents.psdrl.learning import autoencoder_loss
 from psdrl.agents.psdrl.models import TanhNet
-from psdrl.config import Config, Precision
+from psdrl.agents.psdrl.settings import PsdrlConfig
+from psdrl.config import Precision
 from psdrl.cost.sizes import convolutions, tanh_net
 from psdrl.envs.vector import EnvSpec
 from psdrl.kernels.linear_tanh.aten import linear, linear_tanh
@@ -77,7 +78,7 @@ def gemm_peak(width: int, rows: int) -> float:
     return 2 * rows * width * width / min(_best(lambda: x @ w.T), _best(lambda: linear(x, w)))
 
 
-def measure_here(config: Config, spec: EnvSpec) -> Device:
+def measure_here(config: PsdrlConfig, spec: EnvSpec) -> Device:
     """This machine's CPU: layers, gradient steps and convolutions of the run's own sizes, a copy larger than the
     caches, a tiny operation."""
     width, batch = config.forward.units, config.replay.batch

@@ -13,18 +13,19 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from psdrl.agents.psdrl.presets import preset
-from psdrl.agents.psdrl.validation import check
-from psdrl.config import Config, Precision, Preset
+from psdrl.agents.psdrl.settings import Preset, PsdrlConfig
+from psdrl.agents.registry import preset
+from psdrl.config import Precision
 from psdrl.cost.devices import GPUS, REACHED, Device, data_sheet, measure_here
 from psdrl.cost.work import act_work, memory, update_work
+from psdrl.envs import make_env
 from psdrl.envs.vector import EnvSpec
 from psdrl.errors import UserError
 
 ENVIRONMENT = {"image": 1e-3, "vector": 4e-5}  # seconds per step of one environment: Pong, DeepSea (bench/RESULTS.md)
 
 
-def update_steps(config: Config) -> Iterator[int]:
+def update_steps(config: PsdrlConfig) -> Iterator[int]:
     """Steps at which updates happen."""
     step = config.update_period(0)
     while step < config.steps:
@@ -45,7 +46,7 @@ class Forecast(NamedTuple):
         return sum(self.seconds.values()) / 3600
 
 
-def interaction(config: Config, spec: EnvSpec, device: Device) -> tuple[float, float]:
+def interaction(config: PsdrlConfig, spec: EnvSpec, device: Device) -> tuple[float, float]:
     """Seconds of acting, and seconds of waiting for environments, while each environment takes one step.
 
     Atari steps its environments in threads: at once if there is a core for each, which is assumed of a GPU's host.
@@ -61,7 +62,7 @@ def interaction(config: Config, spec: EnvSpec, device: Device) -> tuple[float, f
     return groups * act, max(0.0, act + step - groups * act)
 
 
-def forecast(config: Config, spec: EnvSpec, device: Device, episode: int = 2000) -> Forecast:
+def forecast(config: PsdrlConfig, spec: EnvSpec, device: Device, episode: int = 2000) -> Forecast:
     """The whole run; evaluation episodes are taken to last `episode` steps."""
     seconds: dict[str, float] = {}
     # Work grows nearly in proportion to the buffer: a few points give every update.
@@ -88,7 +89,7 @@ def duration(seconds: float) -> str:
 
 
 def device_for(
-    name: str, config: Config, spec: EnvSpec, precision: Precision = "tf32", cuda_graphs: bool = False
+    name: str, config: PsdrlConfig, spec: EnvSpec, precision: Precision = "tf32", cuda_graphs: bool = False
 ) -> Device:
     """`here`, measured at the run's own width; or a data sheet."""
     if name == "here":
@@ -130,16 +131,14 @@ class Question:
 
 def run(question: Question) -> None:
     """`psdrl cost`."""
-    from psdrl.envs import make_env
-
     if question.device == "here" and question.table:
         raise UserError("--table is about GPUs: add --device a100 or --device h100.")
-    config = preset(Config(game=question.game, env=question.env, preset=question.preset))
+    config, _ = preset({"game": question.game, "env": question.env, "preset": question.preset})
     config = replace(
         config, steps=question.steps or config.steps, compile=question.compile, num_envs=question.num_envs,
         env_groups=question.env_groups,
     )  # fmt: skip
-    check(config)
+    config.check()
     env = make_env(config, num_envs=1)
     env.close()
     spec = replace(env.spec, num_actions=question.actions or env.spec.num_actions)
@@ -150,7 +149,7 @@ def run(question: Question) -> None:
     report(Console(), config, spec, device, question.precision if question.device != "here" else "fp32")
 
 
-def hours_table(config: Config, spec: EnvSpec, name: str) -> str:
+def hours_table(config: PsdrlConfig, spec: EnvSpec, name: str) -> str:
     """Predicted hours of the run on this GPU, evaluation included, as a Markdown table and what it rests on."""
 
     def hours(precision: Precision, actions: int, compiled: bool, graphs: bool, reached: float = 0.0) -> Forecast:
@@ -181,7 +180,7 @@ def hours_table(config: Config, spec: EnvSpec, name: str) -> str:
     return "\n".join(lines)
 
 
-def report(console: Console, config: Config, spec: EnvSpec, device: Device, precision: Precision) -> None:
+def report(console: Console, config: PsdrlConfig, spec: EnvSpec, device: Device, precision: Precision) -> None:
     """Print the forecast as a table."""
     f = forecast(config, spec, device)
     assumed = f"PREDICTION from the data sheet, {REACHED[precision]:.0%} of peak assumed"

@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from psdrl.agents.psdrl.grid import Places
-from psdrl.config import Config, ForwardConfig
+from psdrl.agents.psdrl.settings import ForwardConfig, PsdrlConfig
 from psdrl.envs.vector import EnvSpec
 
 
@@ -38,7 +38,7 @@ class Sizes:
         return 3 * self.hidden * (self.latent + self.hidden) + self.forward_model.state
 
     @classmethod
-    def of(cls, config: Config, spec: EnvSpec) -> "Sizes":
+    def of(cls, config: PsdrlConfig, spec: EnvSpec) -> "Sizes":
         """Count what `psdrl.agents.psdrl.models` builds."""
         encoder, decoder, latent, ae_parameters = convolutions(config, spec)
         hidden, actions, places = config.forward.hidden, spec.num_actions, places_of(config, spec)
@@ -99,7 +99,7 @@ def each_place(f: ForwardConfig, places: Places, actions: int) -> ForwardSizes:
     return ForwardSizes(features, c + 1, p, network, state, action, weights)
 
 
-def places_of(config: Config, spec: EnvSpec) -> Places | None:
+def places_of(config: PsdrlConfig, spec: EnvSpec) -> Places | None:
     """The grid that a latent state is, if it is one."""
     if spec.kind == "vector":
         return Places(*spec.grid, channels_last=True) if spec.grid else None
@@ -115,7 +115,7 @@ def tanh_net(inputs: int, units: int, layers: int) -> int:
     return sum(a * b for a, b in pairwise(widths))
 
 
-def convolutions(config: Config, spec: EnvSpec) -> tuple[int, int, int, int]:
+def convolutions(config: PsdrlConfig, spec: EnvSpec) -> tuple[int, int, int, int]:
     """Multiply-adds per frame of encoder and decoder, the latent size, and parameters."""
     if spec.kind == "vector":
         return 0, 0, spec.shape[0], 0
@@ -139,7 +139,7 @@ def convolutions(config: Config, spec: EnvSpec) -> tuple[int, int, int, int]:
     return encoder, decoder, c.latent or flat, parameters
 
 
-def cells(config: Config, spec: EnvSpec) -> tuple[int, int]:
+def cells(config: PsdrlConfig, spec: EnvSpec) -> tuple[int, int]:
     """Activations per frame that the convolutions of encoder and decoder make."""
     c, size = config.autoencoder, spec.shape[1]
     encoder = decoder = 0
@@ -153,7 +153,7 @@ def cells(config: Config, spec: EnvSpec) -> tuple[int, int]:
     return encoder, decoder + spec.shape[0] * spec.shape[1] * spec.shape[2]  # the last makes the picture
 
 
-def grid_bytes(config: Config, s: Sizes) -> float:
+def grid_bytes(config: PsdrlConfig, s: Sizes) -> float:
     """Bytes of the widest layer of networks that look at places, if there are any: a chunk is of places then, but a
     time step of a batch with all actions and a window of training are never cut."""
     batch = config.replay.batch

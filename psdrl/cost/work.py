@@ -5,7 +5,7 @@ import math
 from typing import NamedTuple
 
 from psdrl.agents.psdrl.planning import TABLE_BYTES
-from psdrl.config import Config
+from psdrl.agents.psdrl.settings import PsdrlConfig
 from psdrl.cost.devices import COMPILED, KERNELS, Device
 from psdrl.cost.sizes import Sizes, cells, grid_bytes
 from psdrl.envs.vector import EnvSpec
@@ -104,7 +104,7 @@ PRODUCTS = {"train": 6, "encode": 2}
 EPISODE = 1000  # steps of the longest episode, which the posterior's GRU walks through one by one
 
 
-def update_work(config: Config, spec: EnvSpec, transitions: int) -> dict[str, Phase]:
+def update_work(config: PsdrlConfig, spec: EnvSpec, transitions: int) -> dict[str, Phase]:
     """Work of one update with this many transitions in the buffer, by phase."""
     s, r = Sizes.of(config, spec), config.replay
     rows, p = r.batch * r.length, s.parameters
@@ -147,12 +147,12 @@ def update_work(config: Config, spec: EnvSpec, transitions: int) -> dict[str, Ph
     return work
 
 
-def value_steps(config: Config) -> int:
+def value_steps(config: PsdrlConfig) -> int:
     """Gradient steps of the value network in one update."""
-    return config.value.iterations * config.replay.length * (4 if config.algo == "fresh-value" else 1)
+    return config.planning_iterations * config.replay.length
 
 
-def foreseen_bytes(config: Config, s: Sizes) -> float:
+def foreseen_bytes(config: PsdrlConfig, s: Sizes) -> float:
     """Bytes of the predictions that planning keeps for several batches, or for one; float32."""
     if not config.plans_within_episodes:
         return 0.0
@@ -174,7 +174,7 @@ def _posterior_work(s: Sizes, transitions: int) -> Phase:
     return Phase((scan, Loop((features, widened, sums), transitions), Loop((solve,))))
 
 
-def act_work(config: Config, spec: EnvSpec) -> Loop:
+def act_work(config: PsdrlConfig, spec: EnvSpec) -> Loop:
     """One action of every environment of a group: every weight is read once, which is what it costs."""
     s = Sizes.of(config, spec)
     weights = s.state + s.forward_model.action + s.termination + s.value + (s.parameters.get("autoencoder", 0) // 2)
@@ -183,7 +183,7 @@ def act_work(config: Config, spec: EnvSpec) -> Loop:
     return Loop((Work(flops=flops, weights=weights, casts=weights, launches=KERNELS["act"]),), captured=True)
 
 
-def memory(config: Config, spec: EnvSpec) -> dict[str, float]:
+def memory(config: PsdrlConfig, spec: EnvSpec) -> dict[str, float]:
     """Bytes at the full buffer."""
     s, r = Sizes.of(config, spec), config.replay
     slots = r.capacity * 9 / 8
@@ -205,7 +205,7 @@ def memory(config: Config, spec: EnvSpec) -> dict[str, float]:
     }
 
 
-def largest_tensor(config: Config, spec: EnvSpec) -> float:
+def largest_tensor(config: PsdrlConfig, spec: EnvSpec) -> float:
     """Bytes of the largest tensor an update may make, float32: a chunk at its widest (posterior chunks are float64),
     a batch of B * L states, the tables of latent states and of predictions, or the Gram matrix."""
     s, r = Sizes.of(config, spec), config.replay

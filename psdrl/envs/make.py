@@ -13,10 +13,9 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from psdrl.agents.psdrl.presets import deepsea_size
 from psdrl.config import Config
 from psdrl.envs.atari import SIZE, check_game, make_atari
-from psdrl.envs.deepsea import DeepSea
+from psdrl.envs.deepsea import DeepSea, deepsea_size
 from psdrl.envs.minatar import GAMES as MINATAR_GAMES
 from psdrl.envs.minatar import MinAtar
 from psdrl.envs.vector import EnvSpec, GroupedEnv, GymVector, VectorEnv

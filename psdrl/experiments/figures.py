@@ -15,8 +15,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.lines import Line2D
 
-from psdrl.agents.psdrl.presets import deepsea_size
 from psdrl.envs.atari import GAMES
+from psdrl.envs.deepsea import deepsea_size
 from psdrl.experiments import records
 from psdrl.experiments.learn import METHODS, RESULTS, SOLVED, WINDOW
 from psdrl.experiments.records import Run
@@ -294,7 +294,7 @@ def table(envs: dict[str, Methods], earlier: dict[str, Methods]) -> str:
         "# Measured runs",
         "",
         "One row per environment and method, made by `python -m psdrl.experiments.figures` from",
-        f"`SUITE/METHOD.jsonl.gz`, which hold the commands. solved: seeds that found {SOLVED} of {WINDOW} consecutive treasures,",
+        f"`SUITE/METHOD.jsonl.gz`, with commands. solved: seeds that found {SOLVED} of {WINDOW} consecutive treasures,",
         "and after how many episodes each; last: mean return of the last 20 episodes (Atari and MinAtar Freeway: 5),",
         "per seed; minutes: of one core, per run, largest.",
         "",

@@ -20,13 +20,12 @@ from typing import Any
 
 import torch
 
-from psdrl.agents.psdrl.agent import Agent
-from psdrl.agents.psdrl.presets import deepsea_size
-from psdrl.agents.psdrl.validation import check
+from psdrl.agents.registry import make_agent
 from psdrl.cli import parse_train
 from psdrl.config import Config
 from psdrl.envs import make_env
 from psdrl.envs.atari import GAMES
+from psdrl.envs.deepsea import deepsea_size
 from psdrl.errors import UserError
 from psdrl.experiments import records
 from psdrl.experiments.records import Run
@@ -61,9 +60,7 @@ METHODS: dict[str, list[str]] = {
     "fresh-value": ["--algo", "fresh-value"],
     "mean": ["--posterior.rule", "mean", "--policy.epsilon", "0.05"],
     "released": ["--posterior.rule", "released"],
-    "no-clamp": ["--latent.no-clamp"],
-    "fixed-noise": ["--posterior.no-noise-from-data"],
-    "reward-weight-1": ["--forward.reward-weight", "1"],
+    "reward-weight-30": ["--forward.reward-weight", "30"],
     "no-standardise": ["--latent.no-standardise"],
     "no-mean-frame": ["--autoencoder.no-mean-frame"],
     "length-20": ["--replay.length", "20"],
@@ -118,7 +115,7 @@ class Case:
     def config(self) -> Config:
         """Its settings."""
         config, _ = parse_train(self.arguments + FLAGS)
-        check(config)
+        config.check()
         return config
 
 
@@ -213,7 +210,7 @@ def run(case: Case, results: Path) -> Run:
         records.write(records.partial(results, unfinished), [unfinished])
 
     env = make_env(config)
-    agent, trace = Agent(config, env.spec), Trace(case.env, save)
+    agent, trace = make_agent(config, env.spec), Trace(case.env, save)
     train(agent, env, trace, trace.done)
     env.close()
     save(agent.step)

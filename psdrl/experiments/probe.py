@@ -16,8 +16,7 @@ from rich.table import Table
 from torch import Tensor
 
 from psdrl.agents.psdrl import learning, statistics
-from psdrl.agents.psdrl.agent import Agent
-from psdrl.agents.psdrl.validation import check
+from psdrl.agents.psdrl.agent import PsdrlAgent
 from psdrl.cli import parse_train
 from psdrl.envs import make_env
 from psdrl.kernels.lookahead.factored import folded, predict
@@ -51,17 +50,17 @@ def returns_after(rewards: Tensor, discount: float) -> Tensor:
 
 
 @torch.no_grad()
-def probe(agent: Agent) -> Probe:
+def probe(agent: PsdrlAgent) -> Probe:
     """Ask the agent's models about all that is stored."""
     models, replay, config = agent.models, agent.replay, agent.config
-    latents = learning.encode_buffer(models, replay, config.chunk_rows)
-    hidden = statistics.hidden_states(models, replay, latents, config.chunk_rows)
+    latents = learning.encode_buffer(models, replay, agent.execution)
+    hidden = statistics.hidden_states(models, replay, latents, agent.execution)
     model, threshold = folded(models.forward_model, agent.model), config.termination.threshold
     parts: list[tuple[Tensor, ...]] = []
     for episode in replay.episodes:
         slots = (episode.start + torch.arange(episode.length)) % replay.num_slots
         z, h = latents[slots], hidden[slots]
-        ahead = predict(model, models.termination, z, h, threshold, models.bounds)
+        ahead = predict(model, models.termination, z, h, threshold)
         returns = ahead.returns(models.acting_value, config.value.discount)
         did = (torch.arange(episode.length), replay.actions[slots])
         parts.append(
@@ -98,9 +97,9 @@ def main() -> None:
     """Train and print."""
     flags = ["--eval-every", "0", "--checkpoint-every", "0", "--device", "cpu"]
     config, _ = parse_train(sys.argv[1:] + flags)
-    check(config)
+    config.check()
     env = make_env(config)
-    agent = Agent(config, env.spec)
+    agent = PsdrlAgent(config, env.spec)
     train(agent, env)
     env.close()
     table = Table("of the stored transitions", "", title=f"{config.env_name}, {agent.step} steps, seed {config.seed}")

@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from psdrl.agents.psdrl.presets import deepsea_size
 from psdrl.envs.atari import GAMES
+from psdrl.envs.deepsea import deepsea_size
 
 SUFFIX = ".jsonl.gz"
 ARCHIVE = f"tuning{SUFFIX}"  # runs with earlier settings: which env and method, its lines say themselves

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 import psdrl
-from psdrl.agents.psdrl.agent import Agent
+from psdrl.agents.interface import Agent
+from psdrl.agents.registry import config_from_dict
 from psdrl.config import Config
 from psdrl.errors import UserError
 
@@ -96,7 +97,7 @@ def read_config(logdir: Path) -> Config:
     """The settings of a run."""
     path = logdir / "config.json"
     try:
-        return Config.from_dict(json.loads(path.read_text(encoding="utf-8"))["config"])
+        return config_from_dict(json.loads(path.read_text(encoding="utf-8"))["config"])
     except FileNotFoundError:
         raise UserError(f"{logdir} is no run: it has no config.json.") from None
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -3,15 +3,15 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 import tyro
 from numpy.typing import NDArray
 from rich.console import Console
 
-from psdrl.agents.psdrl.acting import Actor
-from psdrl.agents.psdrl.agent import Agent
+from psdrl.agents.interface import Agent
+from psdrl.agents.registry import make_agent
 from psdrl.envs import make_env
 from psdrl.errors import UserError
 from psdrl.run.checkpoint import latest, read_config, restore
@@ -22,22 +22,22 @@ def evaluate(
     episodes: int = 10,
     stream: int = 10_000,
     on_frame: Callable[[NDArray[np.uint8]], None] | None = None,
+    policy: str | None = None,
 ) -> list[float]:
-    """Returns of `episodes` episodes with the current model and the policy noise of training.
+    """Returns of `episodes` episodes of this policy, the agent's default if none is named, with the noise of training.
 
     The environment, hidden state and random stream are its own: training goes on as if nothing had happened.
     """
     env = make_env(agent.config, num_envs=1, stream=stream, render=on_frame is not None)
     try:
-        actor = Actor(agent, 1, agent.evaluation_seed + stream)
+        actor = agent.player(stream, policy)
         observation = env.reset()
         returns: list[float] = []
         score = 0.0
-        epsilon = agent.config.epsilon(agent.step)
         while True:
             if on_frame:
                 on_frame(env.render())
-            step = env.step(actor.act(observation, epsilon))
+            step = env.step(actor.act(observation))
             score += float(step.reward[0])
             observation = step.observation
             if step.terminated[0] or step.truncated[0]:
@@ -51,7 +51,7 @@ def evaluate(
         env.close()
 
 
-def load(run: Path, device: str = "auto", replay: bool = False) -> Agent:
+def load(run: Path, device: str = "auto", replay: bool = False) -> Any:
     """The agent of a run, as its last checkpoint has it."""
     config = replace(read_config(run), device=device)
     checkpoint = latest(run)
@@ -59,7 +59,7 @@ def load(run: Path, device: str = "auto", replay: bool = False) -> Agent:
         raise UserError(f"{run} has no checkpoint yet: train on, or wait for one (--checkpoint-every).")
     env = make_env(config, num_envs=1)
     env.close()
-    agent = Agent(config, env.spec)
+    agent = make_agent(config, env.spec)
     restore(checkpoint, agent, replay=replay)
     return agent
 
@@ -72,8 +72,8 @@ class Evaluation:
     """Run directory, as given to --logdir."""
     episodes: int = 10
     """Episodes to play."""
-    policy: Literal["sample", "mean"] = "sample"
-    """Act on the model sampled last, or on the posterior mean."""
+    policy: str | None = None
+    """One of the agent's ways to play; of PSDRL sample, the model sampled last (default), or mean, the posterior's."""
     video: Path | None = None
     """Write the episodes as a video, e.g. out.mp4 or out.gif."""
     device: str = "auto"
@@ -86,10 +86,12 @@ def run(options: Evaluation) -> None:
         raise UserError(f"--episodes is {options.episodes} but must be at least 1.")
     console = Console()
     agent = load(options.run, options.device)
-    if options.policy == "mean":
-        agent.model = agent.draw(mean=True)
+    policy = options.policy or next(iter(agent.POLICIES))
+    if policy not in agent.POLICIES:
+        ways = ", ".join(f"{name} ({words})" for name, words in agent.POLICIES.items())
+        raise UserError(f"--policy {policy} is none of {agent.config.algo}'s: {ways}.")
     if options.video is None:
-        returns = evaluate(agent, options.episodes)
+        returns = evaluate(agent, options.episodes, policy=policy)
     else:
         if options.video.suffix not in (".mp4", ".gif"):
             raise UserError(f"--video {options.video} must end in .mp4 or .gif.")
@@ -99,12 +101,12 @@ def run(options: Evaluation) -> None:
         extra = {"macro_block_size": 2} if options.video.suffix == ".mp4" else {}
         writer: Any = imageio.get_writer(str(options.video), fps=15, **extra)  # type: ignore[arg-type]
         with writer:
-            returns = evaluate(agent, options.episodes, on_frame=writer.append_data)
+            returns = evaluate(agent, options.episodes, on_frame=writer.append_data, policy=policy)
         console.print(f"video: {options.video}", highlight=False, soft_wrap=True)
     for i, score in enumerate(returns):
         console.print(f"episode {i + 1}: {score:g}", highlight=False)
     console.print(
-        f"{agent.config.env_name} after {agent.step} steps, policy {options.policy}: "
+        f"{agent.config.env_name} after {agent.step} steps, policy {policy}: "
         f"mean {np.mean(returns):.3f}, sd {np.std(returns):.3f} over {len(returns)} episodes",
         highlight=False,
         soft_wrap=True,

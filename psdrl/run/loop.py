@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from psdrl.agents.psdrl.acting import Actor
-from psdrl.agents.psdrl.agent import Agent
+from psdrl.agents.interface import Actor, Agent
 from psdrl.envs.vector import Step, VectorEnv
 from psdrl.run.checkpoint import save
+from psdrl.run.evaluation import evaluate
 from psdrl.run.log import Log, NoLog
 from psdrl.runtime.profiling import Profile, device_for
 
@@ -27,20 +27,19 @@ class Group:
         self.stepping = False
         self.observation = env.reset()
         actor.start(np.ones(env.num_envs, bool))
-        for i in range(env.num_envs):
-            agent.replay.start(first + i, self.observation[i])
+        agent.begin(first, self.observation)
 
     def act(self) -> None:
-        """Lines 14, 15 and 17: choose actions and begin the step."""
+        """Choose actions and begin the step."""
         if self.ended.all():  # the step only starts new episodes: nothing to decide
             self.actions = np.zeros(self.env.num_envs, np.int64)
         else:
-            self.actions = self.actor.act(self.observation, self.agent.config.epsilon(self.agent.step))
+            self.actions = self.actor.act(self.observation)
         self.env.send(self.actions)
         self.stepping = True
 
     def receive(self) -> Step:
-        """Lines 16 and 19 to 21: the outcome of the step; where an episode starts h is zero."""
+        """The outcome of the step."""
         step = self.env.recv()
         self.stepping = False
         self.actor.start(step.started)
@@ -48,25 +47,15 @@ class Group:
         return step
 
     def store(self, step: Step, log: Log) -> None:
-        """Line 18: count and keep the transitions of a step."""
+        """Count and keep the transitions of a step."""
         agent = self.agent
-        rewards = agent.transform(step.reward)
-        cut_is_end = agent.config.replay.time_limit_terminates
         agent.step += int((~step.started).sum())
-        for i in range(self.env.num_envs):
-            if step.started[i]:
-                agent.replay.start(self.first + i, step.observation[i])
-                self.score[i] = self.length[i] = 0
-                continue
-            terminated, truncated = bool(step.terminated[i]), bool(step.truncated[i])
-            ends = terminated or (cut_is_end and truncated)
-            action, reward = int(self.actions[i]), float(rewards[i])
-            agent.replay.add(self.first + i, action, reward, step.observation[i], ends, truncated)
-            self.score[i] += step.reward[i]
-            self.length[i] += 1
-            if terminated or truncated:
-                agent.episodes += 1
-                log.scalars(agent.step, {"train/return": float(self.score[i]), "train/length": float(self.length[i])})
+        agent.observe(self.first, self.actions, step)
+        self.score = np.where(step.started, 0.0, self.score + step.reward)
+        self.length = np.where(step.started, 0, self.length + 1)
+        for i in np.flatnonzero(self.ended):
+            agent.episodes += 1
+            log.scalars(agent.step, {"train/return": float(self.score[i]), "train/length": float(self.length[i])})
 
 
 def train(agent: Agent, env: VectorEnv, log: Log | None = None, stop: Callable[[], bool] = lambda: False) -> None:
@@ -91,7 +80,7 @@ def train(agent: Agent, env: VectorEnv, log: Log | None = None, stop: Callable[[
             profile.before(agent.updates)
             metrics = agent.update(log.phase)
             profile.after(agent.updates - 1)
-            metrics |= {"time/acting": acting, "train/sequence_length": float(sequence_length(agent))}
+            metrics |= {"time/acting": acting}
             acting = 0.0
             log.scalars(agent.step, metrics)
             log.phase("acting")
@@ -121,16 +110,11 @@ def _finish(group: Group, log: Log) -> float:
     return waited
 
 
-def sequence_length(agent: Agent) -> int:
-    """L as the buffer allows it now."""
-    return agent.replay.sequence_length(agent.config.replay.length)
-
-
 def evaluate_now(agent: Agent, log: Log) -> None:
     """Evaluation during training, on an environment, hidden state and random stream of its own."""
     log.phase("evaluating")
     stream = 1 + agent.step // max(1, agent.config.eval_every)  # a function of the step: the same after a resume
-    returns = agent.evaluate(agent.config.eval_episodes, stream=stream)
+    returns = evaluate(agent, agent.config.eval_episodes, stream=stream)
     log.scalars(agent.step, {"eval/return": float(np.mean(returns))})
     log.phase("acting")
 

@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 import psdrl
-from psdrl.agents.psdrl.agent import Agent
-from psdrl.agents.psdrl.validation import check
+from psdrl.agents.interface import Agent
+from psdrl.agents.psdrl.settings import PsdrlConfig
+from psdrl.agents.registry import make_agent
 from psdrl.config import Config
 from psdrl.cost import forecast as cost
 from psdrl.envs import make_env
@@ -51,12 +52,12 @@ class Stop:
 def run(config: Config, why_preset: str, arguments: list[str]) -> int:
     """`psdrl train` with the configuration parsed from `arguments`; returns the exit code."""
     console = Console()
-    check(config)
+    config.check()
     logdir = config.logdir or Path("runs") / f"{config.env_name}-{config.algo}-{config.seed}".replace("/", "-")
     config = replace(config, logdir=logdir)
     checkpoint = _find_checkpoint(config, logdir)
     env = make_env(config)
-    agent = Agent(config, env.spec)
+    agent = make_agent(config, env.spec)
     for failure in checks.start_up(agent.device):
         console.print(
             f"[bold]warning[/]      {failure.operation} ({failure.backend}) fails its check on {agent.device}: "
@@ -117,16 +118,14 @@ def _find_checkpoint(config: Config, logdir: Path) -> Path | None:
 def _summary(console: Console, agent: Agent, why_preset: str, checkpoint: Path | None) -> None:
     config = agent.config
     table = Table(show_header=False, box=None, pad_edge=False)
-    counts = dict(agent.models.counts())
-    parameters = ", ".join(f"{name.replace('_model', '')} {count:,}" for name, count in counts.items())
     groups = f" in {config.env_groups} groups" if config.env_groups > 1 else ""
     rows = {
-        "psdrl": f"{psdrl.__version__}, algorithm {config.algo}, posterior rule {config.rule}",
+        "psdrl": f"{psdrl.__version__}, agent {config.algo}",
         "environment": f"{agent.spec.name}, {agent.spec.num_actions} actions, {agent.spec.kind} {agent.spec.shape}, "
         f"{config.num_envs} x {agent.spec.backend}{groups}",
         "preset": f"{config.preset} ({why_preset})",
         "device": f"{agent.device}, {_modes(agent)}",
-        "parameters": f"{sum(counts.values()):,} ({parameters})",
+        **agent.description(),
         "kernels": _kernels(agent.device),
         "logdir": f"{config.logdir}" + (f", resumed at step {agent.step}" if checkpoint else ""),
     }
@@ -157,7 +156,9 @@ def _kernels(device: torch.device) -> str:
 
 
 def _forecast(console: Console, agent: Agent) -> None:
-    """What the cost model expects of this run; see `psdrl.cost`."""
+    """What the cost model expects of this run, if it knows the agent; see `psdrl.cost`."""
+    if not isinstance(agent.config, PsdrlConfig):
+        return
     if agent.device.type == "cuda":
         known = [name for name in ("a100", "h100") if name in torch.cuda.get_device_name(agent.device).lower()]
         if not known:

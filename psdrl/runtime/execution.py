@@ -34,8 +34,10 @@ class Execution:
         cuda_graphs: bool = False,
         precision: Precision = "fp32",
         primitives: Cuda | None = None,
+        chunk_rows: int = 4096,
     ) -> None:
         self.device, self.compile, self.precision = device, compile, precision
+        self.chunk_rows = chunk_rows  # most rows that a network sees at once
         if primitives is None and device.type == "cuda":
             primitives = Cuda(device)
         self.primitives = primitives
@@ -51,7 +53,8 @@ class Execution:
         if config.precision == "bf16" and device.type == "cpu" and (reason := bf16_on_cpu()):
             raise UserError(f"--precision bf16 cannot run: {reason}, or use --precision fp32.")
         allow_tf32(device, config.precision)
-        return cls(device, config.compile, config.cuda_graphs and device.type == "cuda", config.precision)
+        graphs = config.cuda_graphs and device.type == "cuda"
+        return cls(device, config.compile, graphs, config.precision, chunk_rows=config.chunk_rows)
 
     def compiled(self, function: Function) -> Function:
         """The function compiled, once per process, or as it is. PyTorch caches the code on disk between runs."""

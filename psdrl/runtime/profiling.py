@@ -9,16 +9,6 @@ from typing import Any, Protocol
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-# The phases of an update and the lines of Algorithm 1 that they are; Nsight shows these names.
-LINES = {
-    "autoencoder": "autoencoder (line 6)",
-    "encoding": "encoding (z = E(s))",
-    "forward": "forward and termination (lines 7, 8)",
-    "posterior": "posterior (line 9)",
-    "sample": "sample (lines 10, 11)",
-    "value": "value (line 12)",
-}
-
 
 class Mark(Protocol):
     """A moment on the device, as torch.cuda.Event."""
@@ -130,15 +120,18 @@ def device_for(device: torch.device, trace: Path | None = None) -> Device:
 class Phases:
     """Times the phases of one update; the device is waited for once, when the seconds are read."""
 
-    def __init__(self, device: Device, on_phase: Callable[[str], None] = lambda name: None) -> None:
-        self.device, self.on_phase = device, on_phase
+    def __init__(
+        self, device: Device, ranges: dict[str, str], on_phase: Callable[[str], None] = lambda name: None
+    ) -> None:
+        """`ranges`: the phases' names in the profiler's time line."""
+        self.device, self.ranges, self.on_phase = device, ranges, on_phase
         self._marks: dict[str, tuple[Mark, Mark]] = {}
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
         self.on_phase(name)
         start, end = self.device.mark(), self.device.mark()
-        with self.device.range(LINES[name]):
+        with self.device.range(self.ranges[name]):
             start.record()
             yield
             end.record()

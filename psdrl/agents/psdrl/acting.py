@@ -14,7 +14,7 @@ from psdrl.runtime.device import is_gpu, pinned_empty, uploaded
 from psdrl.runtime.graphs import Step
 
 if TYPE_CHECKING:
-    from psdrl.agents.psdrl.agent import Agent
+    from psdrl.agents.psdrl.agent import PsdrlAgent
 
 
 def greedy(returns: Tensor, generator: torch.Generator) -> Tensor:
@@ -27,8 +27,9 @@ def greedy(returns: Tensor, generator: torch.Generator) -> Tensor:
 class Actor:
     """Plays N environments; training and evaluation have one each, so neither disturbs the other."""
 
-    def __init__(self, agent: "Agent", num_envs: int, seed: int) -> None:
-        self.agent = agent
+    def __init__(self, agent: "PsdrlAgent", num_envs: int, seed: int, model: SampledModel | None = None) -> None:
+        """`model`: to play by, instead of the one the agent sampled last."""
+        self.agent, self._fixed = agent, model
         self.hidden = torch.zeros(num_envs, agent.config.forward.hidden, device=agent.device, dtype=agent.dtype)
         self.generator = torch.Generator(agent.device).manual_seed(seed)
         self._run: Step = self._decide_plainly  # reads the sampled model where it lies, so it cannot be captured
@@ -38,15 +39,23 @@ class Actor:
         self._folded: factored.AnyFolded | None = None
         self._staging: Tensor | None = None  # pinned host memory, from which a GPU copies while the host goes on
 
+    @property
+    def model(self) -> SampledModel:
+        """What it plays by."""
+        return self._fixed or self.agent.model
+
     def start(self, started: NDArray[np.bool_]) -> None:
         """New episodes begin where `started` (N,): h <- 0 (line 21)."""
         if started.any():
             self.hidden[torch.from_numpy(started).to(self.hidden.device)] = 0.0
 
     @torch.no_grad()
-    def act(self, observations: NDArray, epsilon: float) -> NDArray[np.int64]:
-        """Actions (N,) for observations (N, ...), and h_{t+1} for the actions taken (lines 14, 15 and 17)."""
+    def act(self, observations: NDArray, epsilon: float | None = None) -> NDArray[np.int64]:
+        """Actions (N,) for observations (N, ...), and h_{t+1} for the actions taken (lines 14, 15 and 17).
+
+        epsilon: probability of a random action, that of the run if not given."""
         self._fold()
+        epsilon = self.agent.config.epsilon(self.agent.step) if epsilon is None else epsilon
         chance = torch.full((), epsilon, device=self.hidden.device)
         actions, self.hidden = self._run(self._on_device(observations), self.hidden, chance)
         return actions.cpu().numpy()
@@ -54,10 +63,10 @@ class Actor:
     def _fold(self) -> None:
         """Fold a newly sampled model; into the same memory as the last one where graphs read it."""
         agent = self.agent
-        if agent.model is self._model or agent.config.update_path != "fast":
+        if self.model is self._model or agent.config.update_path != "fast":
             return
-        self._model = agent.model
-        new = factored.folded(agent.models.forward_model, agent.model)
+        self._model = self.model
+        new = factored.folded(agent.models.forward_model, self.model)
         if self._folded is None or not agent.execution.graphs:
             self._folded = pytree.tree_map_only(Tensor, Tensor.clone, new) if agent.execution.graphs else new
             return
@@ -79,24 +88,23 @@ class Actor:
         with agent.execution.autocast():
             latents = models.encode(observations).to(hidden)
             threshold = config.termination.threshold
-            ahead = factored.predict(self._folded, models.termination, latents, hidden, threshold, models.bounds)
+            ahead = factored.predict(self._folded, models.termination, latents, hidden, threshold)
             lots = torch.rand(ahead.rewards.shape, generator=self.generator, device=agent.device)
             actions = ahead.action(models.acting_value, config.value.discount, lots)
         return self._explore(actions, hidden, ahead.latents_hidden[..., latents.shape[1] :], epsilon)
 
     def _decide_plainly(self, observations: Tensor, hidden: Tensor, epsilon: Tensor) -> tuple[Tensor, Tensor]:
         """The same by the oracle."""
-        agent, models, config = self.agent, self.agent.models, self.agent.config
+        models, config = self.agent.models, self.agent.config
         ahead = reference.lookahead(
             models.forward_model,
-            agent.model,
+            self.model,
             models.termination,
             models.acting_value,
             models.encode(observations),
             hidden,
             config.value.discount,
             config.termination.threshold,
-            models.bounds,
         )
         return self._explore(greedy(ahead.returns, self.generator), hidden, ahead.hidden, epsilon)
 

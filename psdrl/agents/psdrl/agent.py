@@ -2,22 +2,22 @@
 
 import json
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from psdrl.agents.interface import Agent
 from psdrl.agents.psdrl import learning, oracle, planning, posterior, statistics
 from psdrl.agents.psdrl.acting import Actor
 from psdrl.agents.psdrl.encoder import Autoencoder
-from psdrl.agents.psdrl.learning import make_optimisers, restart
+from psdrl.agents.psdrl.learning import make_optimisers
 from psdrl.agents.psdrl.models import Models, SampledModel
-from psdrl.agents.psdrl.planning import follow
 from psdrl.agents.psdrl.posterior import Posterior, as_model
-from psdrl.config import Config
-from psdrl.envs.vector import EnvSpec, VectorEnv
+from psdrl.agents.psdrl.settings import PsdrlConfig
+from psdrl.envs.vector import EnvSpec, Step
 from psdrl.kernels import triton_support
 from psdrl.replay.episodes import Batch, Replay
 from psdrl.runtime import profiling
@@ -63,10 +63,24 @@ PATHS = {
 }
 
 
-class Agent:
+class PsdrlAgent(Agent):
     """Networks, optimisers, posterior, sampled model, replay and random states of one run."""
 
-    def __init__(self, config: Config, spec: EnvSpec, dtype: torch.dtype = torch.float32) -> None:
+    PHASES: ClassVar = {  # with the lines of Algorithm 1 that they are
+        "autoencoder": "autoencoder (line 6)",
+        "encoding": "encoding (z = E(s))",
+        "forward": "forward and termination (lines 7, 8)",
+        "posterior": "posterior (line 9)",
+        "sample": "sample (lines 10, 11)",
+        "value": "value (line 12)",
+    }
+    POLICIES: ClassVar = {"sample": "the model sampled last", "mean": "the posterior mean"}
+    config: PsdrlConfig
+    replay: Replay
+    actors: list[Actor]
+
+    def __init__(self, config: PsdrlConfig, spec: EnvSpec, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
         self.config, self.spec, self.dtype = config, spec, dtype
         self.device = resolve_device(config.device)
         self.execution = Execution.of(config, self.device)
@@ -75,7 +89,7 @@ class Agent:
         ]
         self.rng = np.random.default_rng(seeds[0])  # batches and new networks
         self.generator = torch.Generator(self.device).manual_seed(seeds[1])  # draws from the posterior
-        self.models = self._initialised(lambda: Models(config, spec), seeds[2])
+        self.models = self.initialised(lambda: Models(config, spec), seeds[2])
         group = config.num_envs // config.env_groups
         self.actors = [Actor(self, group, seed) for seed in (seeds[3], *seeds[5:])]  # one per group of environments
         self.evaluation_seed = seeds[4]
@@ -87,9 +101,6 @@ class Agent:
         outputs, features = self.models.forward_model.output.weight.shape
         self.posterior = Posterior(config, features, outputs, self.device)
         self.model: SampledModel = self.draw()  # before the first update: from the prior
-        self.step = 0  # environment steps taken
-        self.updates = 0
-        self.episodes = 0
         self.next_update = 0  # step of the next update
 
     @property
@@ -97,7 +108,7 @@ class Agent:
         """Who plays the environments, or the first group of them."""
         return self.actors[0]
 
-    def _initialised(self, build: Callable[[], Any], seed: int) -> Any:
+    def initialised(self, build: Callable[[], Any], seed: int) -> Any:
         """What `build` makes, with PyTorch's initialisation drawn from this seed, on the agent's device."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -115,7 +126,7 @@ class Agent:
     def update(self, on_phase: Callable[[str], None] = lambda name: None) -> dict[str, float]:
         """Lines 6 to 12: learn the world model, update the posterior, sample a model, plan in it."""
         config, models, optimisers, replay = self.config, self.models, self.optimisers, self.replay
-        path, phase = PATHS[config.update_path], Phases(profiling.device_for(self.device), on_phase)
+        path, phase = PATHS[config.update_path], Phases(profiling.device_for(self.device), self.PHASES, on_phase)
         how = (self.execution,) if config.update_path == "fast" else ()
         compiled = self.execution.compile_seconds()
         with phase("autoencoder"):
@@ -125,29 +136,26 @@ class Agent:
                 models.autoencoder.refresh(replay.frames(slots) for slots in some.split(256))
             losses = path.train_autoencoder(models, optimisers, replay, self.batch, config, *how)  # line 6
         with phase("encoding"):
-            latents = path.encode_buffer(models, replay, config.chunk_rows, *how)
+            latents = path.encode_buffer(models, replay, *how)
         with phase("forward"):
             losses |= path.train_forward(models, optimisers, latents, self.batch, config, *how)  # lines 7 and 8
         metrics: posterior.Metrics = {}
         with phase("posterior"):
             if self.posterior.rule != "none":
-                data = path.buffer_statistics(models, replay, latents, config.chunk_rows, *how)
+                data = path.buffer_statistics(models, replay, latents, *how)
                 metrics = self.posterior.fit(data)  # line 9
         with phase("sample"):
             self.model = self.draw()  # lines 10 and 11
         with phase("value"):
-            if config.algo == "fresh-value":
-                self._renew_value()
             hidden = None
             if config.plans_within_episodes:
-                hidden = path.hidden_states(models, replay, latents, config.chunk_rows)
-            losses |= path.train_value(
-                models, optimisers, latents, self.batch, self.model, config, hidden, *how
-            )  # line 12
+                hidden = path.hidden_states(models, replay, latents, *how)
+            losses |= self.plan(path, latents, hidden, how)  # line 12
         self.updates += 1
         return (
             {f"loss/{name}": float(loss) for name, loss in losses.items()}
             | {f"posterior/{name}": float(value) for name, value in metrics.items()}
+            | {"train/sequence_length": float(replay.sequence_length(config.replay.length))}
             | {f"time/{name}": seconds for name, seconds in phase.seconds().items()}
             | ({"time/compile": self.execution.compile_seconds() - compiled} if config.compile else {})
         )
@@ -163,29 +171,44 @@ class Agent:
             return as_model(self.models, None)
         return as_model(self.models, self.posterior.mean.clone() if mean else self.posterior.draw(self.generator))
 
-    def _renew_value(self) -> None:
-        """Ablation fresh-value: forget the value network."""
-        seed = int(self.rng.integers(2**31))
-        fresh = self._initialised(lambda: Models(self.config, self.spec).value, seed)
-        follow(fresh, self.models.value)
-        follow(fresh, self.models.target)
-        restart(self.optimisers["value"])
+    def plan(self, path: Path, latents: learning.Latents, hidden: Tensor | None, how: tuple) -> learning.Losses:
+        """Line 12: the value network of the sampled model."""
+        return path.train_value(
+            self.models, self.optimisers, latents, self.batch, self.model, self.config, hidden, *how
+        )
 
-    def transform(self, rewards: NDArray) -> NDArray:
-        """Rewards as they are stored."""
-        return TRANSFORMS[self.config.reward_transform](rewards)
+    def begin(self, first: int, observations: NDArray) -> None:
+        """Environments `first`, ... start their first episodes."""
+        for i, observation in enumerate(observations, first):
+            self.replay.start(i, observation)
 
-    def train(self, env: VectorEnv, **options: Any) -> None:
-        """Interact with the environment until config.steps, see `psdrl.run.loop.train`."""
-        from psdrl.run.loop import train
+    def observe(self, first: int, actions: NDArray[np.int64], step: Step) -> None:
+        """Line 18: keep the transitions of a step."""
+        rewards = TRANSFORMS[self.config.reward_transform](step.reward)
+        cut_is_end = self.config.replay.time_limit_terminates
+        for i, observation in enumerate(step.observation):
+            if step.started[i]:
+                self.replay.start(first + i, observation)
+                continue
+            terminated, truncated = bool(step.terminated[i]), bool(step.truncated[i])
+            ends = terminated or (cut_is_end and truncated)
+            self.replay.add(first + i, int(actions[i]), float(rewards[i]), observation, ends, truncated)
 
-        train(self, env, **options)
+    def player(self, stream: int, policy: str | None = None) -> Actor:
+        """An actor of its own for one environment, on the present sample or on the posterior mean."""
+        model = self.draw(mean=True) if policy == "mean" else None
+        return Actor(self, 1, self.evaluation_seed + stream, model)
 
-    def evaluate(self, episodes: int = 10, **options: Any) -> list[float]:
-        """Returns of this many episodes, see `psdrl.run.evaluation.evaluate`."""
-        from psdrl.run.evaluation import evaluate
+    def description(self) -> dict[str, str]:
+        """Sampling rule and sizes of the networks."""
+        counts = dict(self.models.counts())
+        parts = ", ".join(f"{name.replace('_model', '')} {count:,}" for name, count in counts.items())
+        return {"posterior": f"rule {self.config.rule}", "parameters": f"{sum(counts.values()):,} ({parts})"}
 
-        return evaluate(self, episodes, **options)
+    @property
+    def fallbacks(self) -> list[str]:
+        """Steps that could not be captured."""
+        return [f"{name} ran without a CUDA graph" for name in self.execution.failures]
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the replay buffer and the running episodes."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from psdrl.agents.psdrl.grid import Places
-from psdrl.config import AutoencoderConfig
+from psdrl.agents.psdrl.settings import AutoencoderConfig
 from psdrl.errors import UserError
 from psdrl.kernels.convolution import (
     FEW_PIXELS,

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from psdrl.agents.psdrl.encoder import Autoencoder
 from psdrl.agents.psdrl.models import ForwardModel, Models, TanhNet, one_hot
-from psdrl.config import Config
+from psdrl.agents.psdrl.settings import PsdrlConfig
 from psdrl.kernels.linear_tanh import linear_tanh
 from psdrl.kernels.linear_tanh.aten import product
 from psdrl.replay.episodes import Batch, Replay
@@ -33,7 +33,7 @@ class Latents(Protocol):
         """z (..., Z) of slots (...)."""
 
 
-def make_optimisers(models: Models, config: Config, fused: bool = True) -> Optimisers:
+def make_optimisers(models: Models, config: PsdrlConfig, fused: bool = True) -> Optimisers:
     """One Adam per network; vector observations have no autoencoder to train."""
     networks: dict[str, tuple[nn.Module, float]] = {
         "forward": (models.forward_model, config.forward.learning_rate),
@@ -85,7 +85,7 @@ def train_autoencoder(
     optimisers: Optimisers,
     replay: Replay,
     sample: Sampler,
-    config: Config,
+    config: PsdrlConfig,
     execution: Execution = EAGER,
 ) -> Losses:
     """Line 6 of Algorithm 1: per iteration B gradient steps, each on the L observations of one sequence."""
@@ -109,13 +109,13 @@ def train_autoencoder(
 
 
 @torch.no_grad()
-def encode_buffer(models: Models, replay: Replay, chunk_rows: int, execution: Execution = EAGER) -> Tensor:
+def encode_buffer(models: Models, replay: Replay, execution: Execution = EAGER) -> Tensor:
     """Latent states (slots, Z) of all stored observations, each encoded once. Slots that hold none are left as they
     are: filling MinAtar Freeway's 945 MB takes longer than encoding 10,000 of its states."""
     like = next(models.forward_model.parameters())
     table = like.new_empty(replay.num_slots, models.autoencoder.latent_size)
     # 256 frames make 47 MB of activations in the paper's first convolution; more are no faster.
-    for slots in replay.stored_slots().split(min(chunk_rows, 256)):
+    for slots in replay.stored_slots().split(min(execution.chunk_rows, 256)):
         with execution.autocast():
             latents = models.autoencoder.encode(replay.frames(slots))
         table[slots] = latents.to(table)
@@ -209,7 +209,7 @@ def train_forward(
     optimisers: Optimisers,
     latents: Latents,
     sample: Sampler,
-    config: Config,
+    config: PsdrlConfig,
     execution: Execution = EAGER,
 ) -> Losses:
     """Lines 7 and 8: windows of l steps of truncated backpropagation through time, the hidden state carried on."""
@@ -230,7 +230,7 @@ def train_forward(
             )
         gradient_step(optimisers["forward"], loss)
         if config.termination.predicted:
-            both = torch.cat([following, models.bounded(prediction).to(following)])
+            both = torch.cat([following, prediction.to(following)])
             with execution.autocast():
                 ended = termination_loss_of(termination, both, delta.repeat(2), weight)
             gradient_step(optimisers["termination"], ended)

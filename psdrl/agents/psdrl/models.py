@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from psdrl.agents.psdrl.encoder import Autoencoder, Identity
 from psdrl.agents.psdrl.grid import Places, maximum
-from psdrl.config import Config, ForwardConfig
+from psdrl.agents.psdrl.settings import ForwardConfig, PsdrlConfig
 from psdrl.envs.vector import EnvSpec
 from psdrl.errors import UserError
 
@@ -237,13 +237,12 @@ class SampledModel:
 
 
 LEAST_DEVIATION = 0.1  # of the largest: pixels that hardly ever change must not become the loudest
-NO_BOUND = torch.finfo(torch.float32).max
 
 
 class Models(nn.Module):
     """All networks of the agent."""
 
-    def __init__(self, config: Config, spec: EnvSpec) -> None:
+    def __init__(self, config: PsdrlConfig, spec: EnvSpec) -> None:
         super().__init__()
         self.autoencoder: Autoencoder | Identity = (
             Autoencoder(spec.shape, config.autoencoder) if spec.kind == "image" else Identity(spec.shape[0], spec.grid)
@@ -272,13 +271,9 @@ class Models(nn.Module):
         self.options, self.automatic_weight = config.latent, config.forward.reward_weight == 0
         self.latent_mean: Tensor
         self.latent_scale: Tensor
-        self.latent_low: Tensor
-        self.latent_high: Tensor
         self.reward_weight: Tensor
         self.register_buffer("latent_mean", torch.zeros(latent))
         self.register_buffer("latent_scale", torch.ones(latent))
-        self.register_buffer("latent_low", torch.full((latent,), -NO_BOUND))
-        self.register_buffer("latent_high", torch.full((latent,), NO_BOUND))
         self.register_buffer("reward_weight", torch.tensor(config.forward.reward_weight or 1.0))
 
     def encode(self, observations: Tensor) -> Tensor:
@@ -291,7 +286,7 @@ class Models(nn.Module):
 
     @torch.no_grad()
     def refresh(self, latents: Tensor, rewards: Tensor) -> None:
-        """Take scales and ranges from the replay buffer: latents (n, Z) as encoded, rewards (N,) as stored."""
+        """Take scales from the replay buffer: latents (n, Z) as encoded, rewards (N,) as stored."""
         if self.options.standardise:
             places = self.forward_model.places
             alike = latents if places is None else places.own(latents).flatten(0, 1)  # one scale for all places
@@ -301,9 +296,6 @@ class Models(nn.Module):
             scale = torch.where(deviation > 0, scale, (1 / deviation.max()).clamp(max=1))
             for buffer, numbers in ((self.latent_mean, mean), (self.latent_scale, scale)):
                 buffer.copy_(numbers if places is None else places.flat(numbers.expand(1, places.count, -1))[0])
-        if self.options.clamp:
-            self.latent_low.copy_(self.scaled(latents.amin(0)))
-            self.latent_high.copy_(self.scaled(latents.amax(0)))
         if self.automatic_weight:
             rows, variance = self.forward_model.rows_per_state, rewards.double().var(correction=0)
             share, most = (rows, 100 * rows) if rows > 1 else (3, 1000)
@@ -312,16 +304,7 @@ class Models(nn.Module):
     @property
     def needs_refresh(self) -> bool:
         """Whether any option takes something from the replay buffer."""
-        return self.options.standardise or self.options.clamp or self.automatic_weight
-
-    @property
-    def bounds(self) -> tuple[Tensor, Tensor] | None:
-        """Smallest and largest latent state (Z,) for predictions, if they are clamped."""
-        return (self.latent_low, self.latent_high) if self.options.clamp else None
-
-    def bounded(self, latents: Tensor) -> Tensor:
-        """Predicted latent states within their bounds, if there are any."""
-        return latents.clamp(self.latent_low, self.latent_high) if self.options.clamp else latents
+        return self.options.standardise or self.automatic_weight
 
     @property
     def acting_value(self) -> Smallest:

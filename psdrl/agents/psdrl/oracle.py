@@ -12,8 +12,8 @@ from psdrl.agents.psdrl.encoder import Autoencoder
 from psdrl.agents.psdrl.learning import Latents, Losses, Optimisers, Sampler, forward_loss, gradient_step
 from psdrl.agents.psdrl.models import Models, SampledModel, value_of
 from psdrl.agents.psdrl.planning import follow
+from psdrl.agents.psdrl.settings import PsdrlConfig
 from psdrl.agents.psdrl.statistics import AnyStatistics, empty_statistics
-from psdrl.config import Config
 from psdrl.kernels.lookahead import lookahead
 from psdrl.replay.episodes import Replay
 
@@ -21,7 +21,7 @@ from psdrl.replay.episodes import Replay
 class EncodeOnUse:
     """Latent states of replay slots, encoded at every use."""
 
-    def __init__(self, models: Models, replay: Replay, chunk_rows: int = 0) -> None:
+    def __init__(self, models: Models, replay: Replay) -> None:
         self.models, self.replay = models, replay
         if models.needs_refresh:
             models.refresh(self._encoded(replay.stored_slots()), replay.rewards[replay.transition_slots()])
@@ -47,7 +47,7 @@ def autoencoder_loss(autoencoder: Autoencoder, observations: Tensor, reduction: 
 
 
 def train_autoencoder(
-    models: Models, optimisers: Optimisers, replay: Replay, sample: Sampler, config: Config
+    models: Models, optimisers: Optimisers, replay: Replay, sample: Sampler, config: PsdrlConfig
 ) -> Losses:
     """Line 6 of Algorithm 1: per iteration B gradient steps, each on the L observations of one sequence."""
     autoencoder = models.autoencoder
@@ -62,7 +62,9 @@ def train_autoencoder(
     return {"autoencoder": torch.stack(losses).mean()} if losses else {}
 
 
-def train_forward(models: Models, optimisers: Optimisers, latents: Latents, sample: Sampler, config: Config) -> Losses:
+def train_forward(
+    models: Models, optimisers: Optimisers, latents: Latents, sample: Sampler, config: PsdrlConfig
+) -> Losses:
     """Lines 7 and 8: windows of l steps of truncated backpropagation through time, the hidden state carried on."""
     forward_model, termination = models.forward_model, models.termination
     losses, termination_losses = [], []
@@ -83,7 +85,7 @@ def train_forward(models: Models, optimisers: Optimisers, latents: Latents, samp
                 delta = batch.terminated[:, t]
                 states = [following]
                 if config.termination.predicted:
-                    states.append(models.bounded(prediction[:, :-1].detach()))
+                    states.append(prediction[:, :-1].detach())
                 for state in states:
                     squared = (termination(state) - delta).square()
                     error = (torch.where(delta > 0, config.termination.weight, 1.0) * squared).mean()
@@ -98,9 +100,9 @@ def train_forward(models: Models, optimisers: Optimisers, latents: Latents, samp
 
 
 @torch.no_grad()
-def buffer_statistics(models: Models, replay: Replay, latents: Latents, chunk_rows: int = 0) -> AnyStatistics:
+def buffer_statistics(models: Models, replay: Replay, latents: Latents) -> AnyStatistics:
     """Features and targets of all stored transitions. Hidden states run from zero through each whole episode; at
-    time t the episodes that are still running go on together, so nothing is padded. `chunk_rows` has no use here."""
+    time t the episodes that are still running go on together, so nothing is padded."""
     forward_model = models.forward_model
     statistics = empty_statistics(forward_model, replay.device)
     episodes = sorted(replay.episodes, key=lambda episode: -episode.length)
@@ -118,7 +120,7 @@ def buffer_statistics(models: Models, replay: Replay, latents: Latents, chunk_ro
 
 
 @torch.no_grad()
-def hidden_states(models: Models, replay: Replay, latents: Latents, chunk_rows: int = 0) -> Tensor:
+def hidden_states(models: Models, replay: Replay, latents: Latents) -> Tensor:
     """h_t (slots, H) of all stored states but the last of each episode; episodes that still run go on together."""
     forward_model = models.forward_model
     table = forward_model.output.weight.new_zeros(replay.num_slots, forward_model.gru.hidden_size)
@@ -136,15 +138,14 @@ def train_value(
     latents: Latents,
     sample: Sampler,
     model: SampledModel,
-    config: Config,
+    config: PsdrlConfig,
     hidden_states: Tensor | None = None,
 ) -> Losses:
     """Line 12: per iteration one sweep through a batch, one gradient step per time step.
 
     Sequences start with h = 0, or with that of their first state in `hidden_states` (slots, H)."""
-    iterations = config.value.iterations * (4 if config.algo == "fresh-value" else 1)
     losses = []
-    for _ in range(iterations):
+    for _ in range(config.planning_iterations):
         batch = sample()
         size, length = batch.actions.shape
         hidden = model.weight.new_zeros(size, config.forward.hidden)
@@ -171,7 +172,6 @@ def train_value(
                     hidden,
                     config.value.discount,
                     config.termination.threshold,
-                    models.bounds,
                 )
                 share = config.value.random_share
                 target = (1 - share) * ahead.returns.amax(1) + share * ahead.returns.mean(1)

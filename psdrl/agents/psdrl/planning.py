@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from psdrl.agents.psdrl.deduplicate import firsts
 from psdrl.agents.psdrl.learning import Losses, Optimisers, Sampler, scan
 from psdrl.agents.psdrl.models import ForwardModel, Models, SampledModel, Smallest, TanhNet, one_hot
-from psdrl.config import Config
+from psdrl.agents.psdrl.settings import PsdrlConfig
 from psdrl.kernels.linear_tanh import linear, linear_tanh
 from psdrl.kernels.linear_tanh.aten import product
 from psdrl.kernels.lookahead.factored import Predictions, folded, joined, predict
@@ -150,14 +150,13 @@ def train_value(
     latents: Tensor,
     sample: Sampler,
     model: SampledModel,
-    config: Config,
+    config: PsdrlConfig,
     hidden_states: Tensor | None = None,
     execution: Execution = EAGER,
 ) -> Losses:
     """Line 12: per iteration one sweep through a batch, one gradient step per time step.
 
     Sequences start with h = 0, or with that of their first state in `hidden_states` (slots, H)."""
-    iterations = config.value.iterations * (4 if config.algo == "fresh-value" else 1)
     forward_model, value, optimiser = models.forward_model, models.value, optimisers["value"]
     predict_all = execution.compiled(predict)
     targets_of, gradient = execution.compiled(planned_returns), execution.compiled(value_gradient)
@@ -180,14 +179,14 @@ def train_value(
     def foresee(z: Tensor, hidden: Tensor) -> Predictions:
         with execution.autocast():
             sampled = folded(forward_model, model)
-            return predict_all(sampled, models.termination, z, hidden, threshold, models.bounds)
+            return predict_all(sampled, models.termination, z, hidden, threshold)
 
     run = execution.kept("value", steps, lambda: optimiser_state(value, optimiser))
     walk = execution.kept("scan", lambda inputs, hidden: (scan(forward_model, inputs, hidden),))
     losses: list[Tensor] = []
-    batches = [sample() for _ in range(iterations)]
+    batches = [sample() for _ in range(config.planning_iterations)]
     block, backward = config.value.target_every, config.value.sweep == "backward"
-    ahead = Foresight(foresee, walk, forward_model, latents, config.chunk_rows, block, backward)
+    ahead = Foresight(foresee, walk, forward_model, latents, execution.chunk_rows, block, backward)
     with torch.no_grad():
         blocks = ahead.from_zero(batches) if hidden_states is None else ahead.from_episodes(batches, hidden_states)
         for first, states, predictions in blocks:

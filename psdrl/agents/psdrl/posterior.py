@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from psdrl.agents.psdrl.models import Models, SampledModel
+from psdrl.agents.psdrl.settings import PsdrlConfig
 from psdrl.agents.psdrl.statistics import AnyStatistics, LocalStatistics, Statistics
-from psdrl.config import Config
 from psdrl.errors import UserError
 from psdrl.kernels.posterior import chol_update_, posterior_factor, posterior_mean, posterior_sample
 
@@ -24,7 +24,7 @@ class Group:
 
     outputs: slice
     prior: float
-    noise: float  # the smallest, if it is estimated from data
+    noise: float
 
 
 def check(info: Tensor) -> None:
@@ -70,21 +70,20 @@ class Posterior:
     `mean` (Z + 1, k) holds mu_j as rows; `factors` (g, k, k) holds per group of outputs with equal variances, for
     rule exact, the lower Cholesky factor of Sigma^-1, and for rule released the matrix that multiplies the noise."""
 
-    def __init__(self, config: Config, features: int, outputs: int, device: torch.device) -> None:
+    def __init__(self, config: PsdrlConfig, features: int, outputs: int, device: torch.device) -> None:
         self.rule, self.config = config.rule, config.posterior
         p = config.posterior
         self.groups = [
             Group(slice(0, outputs - 1), p.prior_latent, p.noise_latent),
             Group(slice(outputs - 1, outputs), p.prior_reward, p.noise_reward),
         ]
-        equal = (p.prior_latent, p.noise_latent) == (p.prior_reward, p.noise_reward) and not p.noise_from_data
+        equal = (p.prior_latent, p.noise_latent) == (p.prior_reward, p.noise_reward)
         if (self.rule == "released" or equal) and not config.forward.local:  # places and their maximum never share
             self.groups = [Group(slice(0, outputs), p.prior_latent, p.noise_latent)]
         self.sizes = [group.outputs.stop - group.outputs.start for group in self.groups]
         self.mean = torch.zeros(outputs, features, dtype=torch.float64, device=device)
         self.priors = self.mean.new_tensor([group.prior for group in self.groups])
-        self.floors = self.mean.new_tensor([group.noise for group in self.groups])
-        self.noises = self.floors.clone()
+        self.noises = self.mean.new_tensor([group.noise for group in self.groups])
         self.factors = self.mean.new_empty(0, features, features)
         if self.rule != "none":
             self.fit(Statistics.empty(features, outputs, device))
@@ -95,9 +94,6 @@ class Posterior:
         if self.rule == "released":
             return self._fit_released(data)
         jitter = self._regress(data)
-        if self.config.noise_from_data and data.rows:
-            self._estimate_noise(data, jitter)
-            jitter = self._regress(data)
         metrics: Metrics = {"rows": data.rows, "jitter": jitter.max()}
         for g, group in enumerate(self.groups):
             # Mean predictive variance on the data, trace(Sigma G) / N, where G = noise (Sigma^-1 - ridge I).
@@ -107,17 +103,11 @@ class Posterior:
         return metrics
 
     def _regress(self, data: AnyStatistics) -> Tensor:
-        """Eq. 4 with the present noise variances; returns the jitter (g,) of the factorisation."""
+        """Eq. 4; returns the jitter (g,) of the factorisation."""
         self.factors, jitter, info = factorised(data, self.priors, self.noises)
         check(info)
         self.mean.copy_(posterior_mean(self.factors, data.cross, self.sizes, self.noises))
         return jitter
-
-    def _estimate_noise(self, data: AnyStatistics, jitter: Tensor) -> None:
-        """Noise variances from the residuals, per group, no smaller than configured."""
-        ridges = self.noises * (1 / self.priors + jitter)
-        residuals = [self._residuals(g, data, ridge).mean() for g, ridge in enumerate(ridges)]
-        self.noises = torch.maximum(self.floors, torch.stack(residuals))
 
     def _rows(self, g: int, data: AnyStatistics) -> int:
         """Rows that the group's regression has."""
@@ -203,14 +193,13 @@ class Posterior:
         return self.mean + torch.cat(noise, 1)
 
     def state_dict(self) -> dict[str, Any]:
-        """Mean, factors and noise variances."""
-        return {"mean": self.mean, "factors": self.factors, "noises": self.noises}
+        """Mean and factors."""
+        return {"mean": self.mean, "factors": self.factors}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` gave."""
         self.mean.copy_(state["mean"])
         self.factors = state["factors"].to(self.mean.device)
-        self.noises.copy_(state["noises"])
 
 
 def as_model(models: Models, weight: Tensor | None) -> SampledModel:

@@ -1,32 +1,31 @@
 """Presets: settings to start from. `paper` is exactly the paper; every other preset lists its departures."""
 
-import dataclasses
-import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from psdrl.agents.psdrl.validation import check
-from psdrl.config import (
+from psdrl.agents.psdrl.settings import (
     AutoencoderConfig,
-    Config,
     ForwardConfig,
     LatentConfig,
-    MinAtarConfig,
     PolicyConfig,
     PosteriorConfig,
+    PsdrlConfig,
     ReplayConfig,
     TerminationConfig,
     ValueConfig,
 )
+from psdrl.config import Config, MinAtarConfig
+from psdrl.envs.deepsea import deepsea_size
 from psdrl.runtime.device import cuda_available
 
 
-def _paper(base: Config) -> Config:
-    """The paper's hyperparameter table: the defaults of `psdrl.config`."""
+def _paper(base: PsdrlConfig) -> PsdrlConfig:
+    """The paper's hyperparameter table: the defaults of `settings.py`."""
     return base
 
 
-def _cpu(base: Config) -> Config:
+def _cpu(base: PsdrlConfig) -> PsdrlConfig:
     """Atari on two CPU cores: small networks, m = 250 throughout; frames less their mean, for most of a frame never
     changes; a latent state of 7 x 7 places, as the paper's has places; features with their inputs among them, for the
     regression sees at once what stays and what an action does; small prior variances, for many of these features say
@@ -38,8 +37,8 @@ def _cpu(base: Config) -> Config:
         autoencoder=AutoencoderConfig(
             (16, 6), (4, 4), (4, 2), (4, 4), learning_rate=1e-3, iterations=1, mean_frame=True
         ),
-        latent=LatentConfig(standardise=True, clamp=True),
-        forward=ForwardConfig(3, 128, 64, "tanh", skip=True, learning_rate=1e-3, iterations=6, reward_weight=30.0),
+        latent=LatentConfig(standardise=True),
+        forward=ForwardConfig(3, 128, 64, "tanh", skip=True, learning_rate=1e-3, iterations=6),
         termination=TerminationConfig(3, 128, learning_rate=1e-3),
         value=ValueConfig(
             3,
@@ -51,15 +50,13 @@ def _cpu(base: Config) -> Config:
             discount=0.98,
             start="episode",
         ),
-        posterior=PosteriorConfig(
-            prior_latent=0.01, prior_reward=0.1, noise_latent=1e-2, noise_reward=1e-4, noise_from_data=True
-        ),
+        posterior=PosteriorConfig(prior_latent=0.01, prior_reward=0.1, noise_latent=1e-2, noise_reward=1e-4),
         replay=ReplayConfig(batch=64, length=40),
         policy=PolicyConfig(update_every=250),
     )
 
 
-def _small(base: Config) -> Config:
+def _small(base: PsdrlConfig) -> PsdrlConfig:
     """What `minatar`, `control` and `deepsea` share: no autoencoder, small networks, sequences no longer than the
     shortest episodes (6 steps in MinAtar Breakout): a single longer episode would otherwise be the only one that is
     sampled; two value networks and a share of random actions in planning, for the best of noisy values is too high and
@@ -67,7 +64,6 @@ def _small(base: Config) -> Config:
     return replace(
         base,
         precision="fp32",
-        latent=LatentConfig(clamp=True),
         forward=ForwardConfig(3, 256, 32, "tanh", 2.0, window=3, learning_rate=1e-3, iterations=40, reward_weight=0),
         termination=TerminationConfig(3, 64, learning_rate=1e-3),
         value=ValueConfig(
@@ -82,9 +78,7 @@ def _small(base: Config) -> Config:
             discount=0.97,
             start="episode",
         ),
-        posterior=PosteriorConfig(
-            prior_latent=1.0, prior_reward=10.0, noise_latent=1e-3, noise_reward=1e-4, noise_from_data=True
-        ),
+        posterior=PosteriorConfig(prior_latent=1.0, prior_reward=10.0, noise_latent=1e-3, noise_reward=1e-4),
         replay=ReplayConfig(batch=64, length=6, ends="even"),
         policy=PolicyConfig(update_every=250),
         reward_transform="none",
@@ -93,7 +87,7 @@ def _small(base: Config) -> Config:
     )
 
 
-def _minatar(base: Config) -> Config:
+def _minatar(base: PsdrlConfig) -> PsdrlConfig:
     """MinAtar: three frames per observation, for no single one shows when the player or a car may move again; one
     network for all places of the grid, for what is learned of one must hold for all; planes of equal scale, for the
     player is one cell in a hundred; ends learned from predictions too, and heavier, for those are what planning asks
@@ -108,7 +102,7 @@ def _minatar(base: Config) -> Config:
     return replace(
         small,
         minatar=MinAtarConfig(stack=3),
-        latent=LatentConfig(standardise=True, clamp=True),
+        latent=LatentConfig(standardise=True),
         forward=ForwardConfig(
             3, 32, 1, "tanh", skip=True, local=True, window=3, learning_rate=5e-3, iterations=30, reward_weight=0
         ),
@@ -119,7 +113,7 @@ def _minatar(base: Config) -> Config:
     )
 
 
-def _control(base: Config) -> Config:
+def _control(base: PsdrlConfig) -> PsdrlConfig:
     """Control problems with a few real observations: standardised, and among the features, for their changes nearly add
     up; hardly any memory (one recurrent unit), for sequences of 8 steps train V at other hidden states than long
     episodes reach; ends weigh more, for a pole that stands for 200 steps shows one end in 200. [ours: docs/learning.md;
@@ -127,7 +121,7 @@ def _control(base: Config) -> Config:
     small = _small(base)
     return replace(
         small,
-        latent=LatentConfig(standardise=True, clamp=True),
+        latent=LatentConfig(standardise=True),
         forward=replace(small.forward, skip=True, recurrent=1, window=1, iterations=25, reward_weight=1.0),
         termination=TerminationConfig(3, 128, learning_rate=3e-3, weight=10.0),
         value=replace(small.value, iterations=50, target_every=8, discount=0.99, start="zero"),
@@ -136,7 +130,7 @@ def _control(base: Config) -> Config:
     )
 
 
-def _deepsea(base: Config) -> Config:
+def _deepsea(base: PsdrlConfig) -> PsdrlConfig:
     """DeepSea: an update per episode, small noise: the reward is exact and must be found by deep exploration. With the
     size N grow the features, for k must exceed the N (N + 1) pairs of state and action; their gain, for PyTorch's
     initial weights shrink with the N^2 inputs, and features in tanh's linear range take an untried action for the sum
@@ -176,7 +170,7 @@ def _deepsea(base: Config) -> Config:
     )
 
 
-def _debug(base: Config) -> Config:
+def _debug(base: PsdrlConfig) -> PsdrlConfig:
     """Tiny everything: finds crashes in seconds, learns nothing."""
     return replace(
         base,
@@ -192,7 +186,7 @@ def _debug(base: Config) -> Config:
     )
 
 
-_PRESETS = {
+PRESETS: dict[str, Callable[[Any], Any]] = {
     "paper": _paper,
     "cpu": _cpu,
     "deepsea": _deepsea,
@@ -202,16 +196,8 @@ _PRESETS = {
 }
 
 
-def deepsea_size(env: str | None) -> int | None:
-    """N of deepsea-N or deepsea-N-image; None for any other name."""
-    match = re.fullmatch(r"deepsea-(\d+)(-image)?", env or "")
-    return int(match[1]) if match else None
-
-
 def choose(config: Config) -> tuple[str, str]:
-    """The preset for this configuration and the reason for it."""
-    if config.preset != "auto":
-        return config.preset, "asked for"
+    """The preset for this environment and device, and the reason for it."""
     if config.game:
         if config.device.startswith("cuda") or (config.device == "auto" and cuda_available()):
             return "paper", "Atari on a CUDA device"
@@ -221,22 +207,3 @@ def choose(config: Config) -> tuple[str, str]:
     if (config.env or "").startswith("minatar/"):
         return "minatar", "a MinAtar game"
     return "control", "a small problem"
-
-
-def preset(config: Config) -> Config:
-    """The preset's settings around `config`'s choice of environment, preset and device."""
-    name, _ = choose(config)
-    return replace(_PRESETS[name](config), preset=name)  # type: ignore[arg-type]
-
-
-def configure(**settings: Any) -> Config:
-    """A configuration from Python, e.g. `configure(env="deepsea-8", steps=2000, value={"units": 64})`."""
-    selection = {name: settings.pop(name) for name in ("game", "env", "preset", "device") if name in settings}
-    config = preset(Config(**selection))
-    for name, value in settings.items():
-        nested = getattr(config, name)  # an unknown name raises AttributeError
-        if dataclasses.is_dataclass(nested) and isinstance(value, dict):
-            value = replace(nested, **value)  # type: ignore[type-var]
-        config = replace(config, **{name: value})
-    check(config)
-    return config

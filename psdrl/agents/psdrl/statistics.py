@@ -155,12 +155,10 @@ def walk(models: Models, replay: Replay, latents: Tensor, chunk_rows: int) -> It
 
 
 @torch.no_grad()
-def buffer_statistics(
-    models: Models, replay: Replay, latents: Tensor, chunk_rows: int, execution: Execution = EAGER
-) -> AnyStatistics:
+def buffer_statistics(models: Models, replay: Replay, latents: Tensor, execution: Execution = EAGER) -> AnyStatistics:
     """Features and targets of all stored transitions, streamed: Phi is never materialised."""
     statistics = empty_statistics(models.forward_model, replay.device)
-    chunk_rows = max(1, chunk_rows // models.forward_model.rows_per_state)
+    chunk_rows = max(1, execution.chunk_rows // models.forward_model.rows_per_state)
     if models.forward_model.memoryless:
         rows = distinct_transitions(models, replay, latents, chunk_rows)
     else:
@@ -208,12 +206,12 @@ def distinct_transitions(models: Models, replay: Replay, latents: Tensor, chunk_
         yield Transitions(torch.cat([hidden, z, actions], 1), targets_at(replay, latents, slots[kept]), times)
 
 
-def hidden_states(models: Models, replay: Replay, latents: Tensor, chunk_rows: int) -> Tensor:
+def hidden_states(models: Models, replay: Replay, latents: Tensor, execution: Execution = EAGER) -> Tensor:
     """h_t (slots, H) of all stored states but the last of each episode, as playing leads to them."""
     weight = models.forward_model.output.weight
     table = weight.new_zeros(replay.num_slots, models.forward_model.gru.hidden_size)
     if models.forward_model.memoryless:
         return table
-    for stretch in walk(models, replay, latents, chunk_rows):
+    for stretch in walk(models, replay, latents, execution.chunk_rows):
         table[stretch.slots] = stretch.hidden
     return table

@@ -1,22 +1,14 @@
-"""Which settings cannot work, and what to say about them."""
+"""Which settings of PSDRL cannot work, and what to say about them."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
-from psdrl.config import Config
+from psdrl.config import at_least, positive, shares
 from psdrl.errors import UserError
 
+if TYPE_CHECKING:
+    from psdrl.agents.psdrl.settings import PsdrlConfig
+
 _MINIMA = {
-    "steps": 1,
-    "seed": 0,
-    "num_envs": 1,
-    "env_groups": 1,
-    "chunk_rows": 1,
-    "eval_every": 0,
-    "eval_episodes": 1,
-    "checkpoint_every": 0,
-    "atari.max_steps": 1,
-    "minatar.max_steps": 1,
-    "minatar.stack": 1,
     "autoencoder.latent": 0,
     "autoencoder.iterations": 0,
     "forward.layers": 2,
@@ -56,27 +48,11 @@ _POSITIVE = (
 )
 
 
-def check(config: Config) -> None:
+def check(config: "PsdrlConfig") -> None:
     """Refuse what cannot work, with one sentence that says what to do."""
-    _ = config.profiled
-    if bool(config.game) == bool(config.env):
-        raise UserError("Name one environment: --game GAME for Atari or --env ID for anything else.")
-    if config.atari.noop_max < 1:
-        raise UserError("--atari.noop-max must be at least 1: EnvPool crashes on 0 (use 1 for the shortest start).")
-    for name, minimum in _MINIMA.items():
-        value = _lookup(config, name)
-        if not value >= minimum:  # so that NaN is refused too
-            raise UserError(f"{_flag(name)} is {value} but must be at least {minimum}.")
-    if config.num_envs % config.env_groups:
-        raise UserError(
-            f"--env-groups is {config.env_groups} but must divide --num-envs {config.num_envs}: groups are of one size."
-        )
-    for name in _POSITIVE:
-        if not _lookup(config, name) > 0:
-            raise UserError(f"{_flag(name)} is {_lookup(config, name)} but must be greater than 0.")
-    for name in ("policy.epsilon", "minatar.sticky", "value.random_share"):
-        if not 0 <= _lookup(config, name) <= 1:
-            raise UserError(f"{_flag(name)} is {_lookup(config, name)} but must lie between 0 and 1.")
+    at_least(config, _MINIMA)
+    positive(config, _POSITIVE)
+    shares(config, ("policy.epsilon", "value.random_share"))
     if config.value.target_rate > 1:
         raise UserError(f"--value.target-rate is {config.value.target_rate} but must be at most 1, which copies.")
     if not 0 <= config.value.discount < 1:
@@ -88,13 +64,3 @@ def check(config: Config) -> None:
         raise UserError("--autoencoder.channels, .kernels, .strides and .decoder-kernels must have equal lengths.")
     if min(conv.channels + conv.kernels + conv.strides + conv.decoder_kernels, default=0) < 1:
         raise UserError("--autoencoder.channels, .kernels, .strides and .decoder-kernels must be positive.")
-
-
-def _lookup(config: Any, dotted: str) -> Any:
-    for name in dotted.split("."):
-        config = getattr(config, name)
-    return config
-
-
-def _flag(dotted: str) -> str:
-    return "--" + dotted.replace("_", "-")
