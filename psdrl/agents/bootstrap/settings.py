@@ -4,8 +4,10 @@ implementation that its authors ran (github.com/johannah/bootstrap_dqn), [ours] 
 from dataclasses import dataclass, field
 from typing import Literal
 
-from psdrl.config import Config
+from psdrl.config import Config, at_least, positive, shares
 from psdrl.errors import UserError
+
+Preset = Literal["auto", "paper", "cpu", "deepsea", "minatar", "control", "debug"]
 
 
 @dataclass(frozen=True)
@@ -80,8 +82,10 @@ class ExplorationConfig:
 
 @dataclass(frozen=True)
 class BootstrapConfig(Config):
-    """Train B+P, Bootstrapped DQN with randomised priors, the paper's baseline."""
+    """Train B+P, Bootstrapped DQN with randomised priors: `python -m psdrl.train --algo bootstrap --game Pong`."""
 
+    preset: Preset = "auto"
+    """Settings to start from; auto chooses by environment and device."""
     reward_transform: Literal["sign", "tanh", "none"] = "sign"
     """Applied to rewards before they are stored. [released: sign]"""
     network: NetworkConfig = field(default_factory=NetworkConfig)
@@ -99,6 +103,20 @@ class BootstrapConfig(Config):
             return exploration.epsilon
         return 1.0 - (1.0 - exploration.epsilon) * past / exploration.epsilon_steps
 
+    def check(self) -> None:
+        """Refuse what cannot work."""
+        super().check()
+        at_least(self, _MINIMA)
+        positive(self, ("learning.learning_rate", "learning.clip"))
+        shares(self, ("learning.mask_probability", "exploration.epsilon"))
+        if not 0 <= self.learning.discount < 1:
+            raise UserError(f"--learning.discount is {self.learning.discount} but must lie in [0, 1).")
+        network = self.network
+        if len({len(network.channels), len(network.kernels), len(network.strides)}) != 1:
+            raise UserError("--network.channels, .kernels and .strides must have equal lengths.")
+        if min(network.channels + network.kernels + network.strides + network.torso, default=1) < 1:
+            raise UserError("--network.channels, .kernels, .strides and .torso must be positive.")
+
 
 _MINIMA = {
     "network.heads": 1,
@@ -112,32 +130,3 @@ _MINIMA = {
     "exploration.random_steps": 0,
     "exploration.epsilon_steps": 0,
 }
-
-
-def check(config: BootstrapConfig) -> None:
-    """Refuse what cannot work, with one sentence that says what to do."""
-    for name, minimum in _MINIMA.items():
-        if not _lookup(config, name) >= minimum:  # so that NaN is refused too
-            raise UserError(f"{_flag(name)} is {_lookup(config, name)} but must be at least {minimum}.")
-    for name in ("learning.learning_rate", "learning.clip"):
-        if not _lookup(config, name) > 0:
-            raise UserError(f"{_flag(name)} is {_lookup(config, name)} but must be greater than 0.")
-    for name in ("learning.mask_probability", "exploration.epsilon"):
-        if not 0 <= _lookup(config, name) <= 1:
-            raise UserError(f"{_flag(name)} is {_lookup(config, name)} but must lie between 0 and 1.")
-    if not 0 <= config.learning.discount < 1:
-        raise UserError(f"--learning.discount is {config.learning.discount} but must lie in [0, 1).")
-    network = config.network
-    if len({len(network.channels), len(network.kernels), len(network.strides)}) != 1:
-        raise UserError("--network.channels, .kernels and .strides must have equal lengths.")
-    if min(network.channels + network.kernels + network.strides + network.torso, default=1) < 1:
-        raise UserError("--network.channels, .kernels, .strides and .torso must be positive.")
-
-
-def _lookup(config: BootstrapConfig, dotted: str) -> float:
-    section, name = dotted.split(".")
-    return getattr(getattr(config, section), name)
-
-
-def _flag(dotted: str) -> str:
-    return "--" + dotted.replace("_", "-")
