@@ -256,9 +256,7 @@ def test_step_divides_the_torso_clips_and_takes_adams_step() -> None:
         torch.testing.assert_close(p.detach(), moved, rtol=1e-10, atol=1e-12, msg=name)
 
 
-def bootstrap_loss_before(
-    before: dict[str, Any], networks: Networks, batch: tuple[Tensor, ...]
-) -> tuple[float, float]:
+def bootstrap_loss_before(before: dict[str, Any], networks: Networks, batch: tuple[Tensor, ...]) -> tuple[float, float]:
     old = copy.deepcopy(networks)
     old.online.load_state_dict(before)
     loss, q = bootstrap_loss(old, *batch, discount=0.9)

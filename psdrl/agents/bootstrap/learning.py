@@ -68,9 +68,7 @@ def make_step(
     parameters, torso = list(networks.online.parameters()), list(networks.online.torso.parameters())
     loss_of = execution.compiled(bootstrap_loss)
 
-    def step(
-        frames: Tensor, actions: Tensor, rewards: Tensor, terminated: Tensor, masks: Tensor
-    ) -> tuple[Tensor, ...]:
+    def step(frames: Tensor, actions: Tensor, rewards: Tensor, terminated: Tensor, masks: Tensor) -> tuple[Tensor, ...]:
         optimiser.zero_grad(set_to_none=True)
         with execution.autocast():
             loss, q = loss_of(networks, frames, actions, rewards, terminated, masks, config.discount)

@@ -1,5 +1,5 @@
-"""Every setting of B+P. Each default says where it comes from: [paper] PSDRL's appendix on B+P, [released] a fact of the
-implementation that its authors ran (github.com/johannah/bootstrap_dqn), [ours] a choice of this implementation."""
+"""Every setting of B+P. Each default says where it comes from: [paper] PSDRL's appendix on B+P, [released] a fact of
+the implementation that its authors ran (github.com/johannah/bootstrap_dqn), [ours] a choice of this implementation."""
 
 from dataclasses import dataclass, field
 from typing import Literal
