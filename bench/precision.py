@@ -1,8 +1,9 @@
 """What each precision does to planning targets: `python -m bench.precision --preset cpu --updates 3`.
 
 Targets of all actions' best returns on stored states, against float64. tf32 is emulated: the factors of every product
-and convolution are rounded to 10 bits of mantissa, the products added in float32, as a GPU does. The measure is the
-spread of the same targets between models drawn from the posterior: an error far below it is lost in the sampling.
+and convolution keep 10 bits of mantissa, the products are added in float32, as on a GPU. cuBLAS and cuDNN round them;
+Triton hands float32 to the tensor cores, which cut the rest off: both are reported. The measure is the spread of the
+same targets between models drawn from the posterior: an error far below it is lost in the sampling.
 """
 
 import json
@@ -13,8 +14,6 @@ from typing import Any, Literal
 import torch
 import tyro
 from torch import Tensor
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.workload import make_agent
 from psdrl.agents.psdrl.agent import PsdrlAgent
@@ -22,26 +21,9 @@ from psdrl.agents.psdrl.learning import encode_buffer
 from psdrl.agents.psdrl.models import SampledModel
 from psdrl.agents.psdrl.settings import PosteriorConfig
 from psdrl.kernels import dispatch
+from psdrl.kernels.checks.rounding import Emulated, cut_to_tf32, to_tf32
 from psdrl.kernels.lookahead.factored import fold, predict
 from psdrl.runtime.execution import Execution
-
-PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::convolution", "aten::linear", "aten::mkldnn_convolution"}
-
-
-def as_tf32(x: Tensor) -> Tensor:
-    """Rounded to 10 bits of mantissa, half away from zero."""
-    return ((x.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
-
-
-class Tf32(TorchDispatchMode):
-    """Products of float32 tensors with their factors rounded to tf32; biases are added in float32."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if func._schema.name in PRODUCTS:
-            args = pytree.tree_map(
-                lambda x: as_tf32(x) if isinstance(x, Tensor) and x.dtype == torch.float32 and x.ndim > 1 else x, args
-            )
-        return func(*args, **(kwargs or {}))
 
 
 @torch.no_grad()
@@ -85,7 +67,8 @@ def main() -> None:
     weight, full = agent.model.weight.clone(), Execution(cpu)
     modes: dict[str, tuple[Execution, AbstractContextManager]] = {
         "fp32": (full, nullcontext()),
-        "tf32 (emulated)": (full, Tf32()),
+        "tf32 (rounded)": (full, Emulated(to_tf32, torch.float32)),
+        "tf32 (cut off)": (full, Emulated(cut_to_tf32, torch.float32)),
         "bf16": (Execution(cpu, precision="bf16"), nullcontext()),
     }
     found = {name: targets(agent, weight, *how) for name, how in modes.items()}

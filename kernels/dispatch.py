@@ -26,6 +26,7 @@ log = logging.getLogger("psdrl.kernels")
 library = torch.library.Library("psdrl", "FRAGMENT")  # the C++ extension defines further operations of psdrl
 operations: dict[str, "Operation"] = {}
 _forced: Backend | None = None
+_recorder: Callable[[str, tuple[Any, ...]], object] | None = None
 _disabled: dict[tuple[str, str], str] = {}  # by operation and kind of device: what failed its check, and how
 
 
@@ -67,6 +68,11 @@ def explain(device: str | torch.device = "cpu", dtype: torch.dtype = torch.float
     return {name: choose(torch.device(device), dtype, name) for name in operations}
 
 
+def serving(device: torch.device, dtype: torch.dtype, operation: str) -> Backend:
+    """The backend that runs this operation now: the forced one or the chosen one."""
+    return _forced or choose(device, dtype, operation).backend
+
+
 def unconstrained(operation: str) -> bool:
     """Whether its CPU backend serves without being asked: none is forced, none was replaced, the choice is logged."""
     return operations[operation].direct
@@ -75,8 +81,9 @@ def unconstrained(operation: str) -> bool:
 class Operation:
     """One operation and its backends."""
 
-    def __init__(self, name: str, module: str, aten: Callable[..., Any]) -> None:
-        self.name, self.module, self.aten = name, module, aten
+    def __init__(self, name: str, module: str, aten: Callable[..., Any], product: bool) -> None:
+        self.name, self.module, self.aten, self.product = name, module, aten, product
+        self.call: Callable[..., Any] = aten  # the public function, set by `operation`
         self.direct = False  # calls on the CPU skip `serve`; not before the first one has been logged
         self.announced: set[str] = set()
 
@@ -131,7 +138,7 @@ def operation(schema: str, module: str, aten: F, fake: Callable[..., Any], produ
     product: a matrix product, which runs in torch.autocast's dtype where that is on; others run in float32 there.
     """
     name = schema.partition("(")[0]
-    entry = operations[name] = Operation(name, module, aten)
+    entry = operations[name] = Operation(name, module, aten, product)
     library.define(schema, tags=torch.Tag.pt2_compliant_tag)
     library.impl(name, aten, "CPU")
     library.impl(name, entry.serve_cuda, "CUDA")
@@ -139,6 +146,9 @@ def operation(schema: str, module: str, aten: F, fake: Callable[..., Any], produ
 
     @functools.wraps(aten)
     def call(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if _recorder is not None:
+            _recorder(name, (x, *args))
+            return fake(x, *args, **kwargs)
         if torch.is_autocast_enabled(x.device.type):
             dtype = torch.get_autocast_dtype(x.device.type) if product else torch.float32
             x, args = _cast(x, dtype), tuple(_cast(value, dtype) for value in args)
@@ -147,6 +157,7 @@ def operation(schema: str, module: str, aten: F, fake: Callable[..., Any], produ
             return entry.aten(x, *args, **kwargs)
         return entry.serve(x, *args, **kwargs)
 
+    entry.call = call
     return cast(F, call)
 
 
@@ -165,3 +176,14 @@ def force(backend: Backend | None) -> Iterator[None]:
         _forced = before
         for entry in operations.values():
             entry.direct = False
+
+
+@contextmanager
+def recorded(note: Callable[[str, tuple[Any, ...]], object]) -> Iterator[None]:
+    """Operations within are not run: their names and positional arguments are noted, their results have shapes only."""
+    global _recorder
+    before, _recorder = _recorder, note
+    try:
+        yield
+    finally:
+        _recorder = before

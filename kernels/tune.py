@@ -8,8 +8,8 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from math import gcd
 from pathlib import Path
@@ -191,21 +191,46 @@ def on(x: Tensor) -> AbstractContextManager[None]:
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
+_pinned: tuple[int | None] | None = None  # see `pinned`
+
+
+@contextmanager
+def pinned(rows: int | None = None) -> Iterator[None]:
+    """Measure nothing within: the default tile runs, or the one that is known for so many rows if there is one.
+
+    For checks, whose own numbers of rows never recur."""
+    global _pinned
+    before, _pinned = _pinned, (rows,)
+    try:
+        yield
+    finally:
+        _pinned = before
+
+
+def _key(kernel: str, x: Tensor, precision: str, shape: tuple[int, int, int]) -> str:
+    rows, units, inner = shape
+    bucket = 1 << (rows - 1).bit_length()  # chunks and their remainders share a measurement
+    return f"{kernel} {torch.cuda.get_device_name(x.device)} {precision} {bucket}x{units}x{inner}"
+
+
+def _tile(kernel: str, x: Tensor, precision: str, shape: tuple[int, int, int], launch: Callable[[Tile], None]) -> Tile:
+    """The tile that serves, measured if it may be and must be."""
+    major, minor = torch.cuda.get_device_capability(x.device)
+    candidates = tiles(10 * major + minor, precision, shape[0])
+    if not enabled() or _pinned == (None,):
+        return candidates[0]
+    if _pinned is not None and _pinned[0] is not None:
+        shape = (_pinned[0], *shape[1:])
+    key = _key(kernel, x, precision, shape)
+    if _pinned is not None or torch.cuda.is_current_stream_capturing():  # a graph cannot be timed: warm up first
+        known = tuner().known.get(key, candidates[0])
+        return known if known in candidates else candidates[0]
+    return tuner().choose(key, candidates, launch)
+
+
 def run(kernel: str, x: Tensor, precision: str, shape: tuple[int, int, int], launch: Callable[[Tile], None]) -> None:
     """Launch a kernel for (rows, units, inner) on x's device with its tile."""
     if not x.is_cuda:
         return launch(tiles(80, precision, shape[0])[0])
     with on(x):
-        major, minor = torch.cuda.get_device_capability(x.device)
-        candidates = tiles(10 * major + minor, precision, shape[0])
-        tile = candidates[0]
-        if enabled():
-            rows, units, inner = shape
-            bucket = 1 << (rows - 1).bit_length()  # chunks and their remainders share a measurement
-            name = torch.cuda.get_device_name(x.device)
-            key = f"{kernel} {name} {precision} {bucket}x{units}x{inner}"
-            if torch.cuda.is_current_stream_capturing():
-                tile = tuner().known.get(key, tile)  # a graph cannot be timed while it is captured: warm up first
-            else:
-                tile = tuner().choose(key, candidates, launch)
-        return launch(tile)
+        return launch(_tile(kernel, x, precision, shape, launch))

@@ -1,7 +1,8 @@
 """Is this installation sound, and how fast is it? `python -m psdrl.doctor`
 
-Versions, devices, which backend serves each operation and why; every kernel against its oracle at several sizes; whole
-updates in every mode against the plain one; throughput. Exit code 1 if anything is wrong, with a hint.
+Versions, devices, which backend serves each operation and why; every kernel against its oracle at several sizes and in
+every precision; whole updates in every mode and precision against the plain path; throughput. Exit code 1 if anything
+is wrong, with a hint.
 """
 
 import importlib.metadata
@@ -10,22 +11,22 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
 
-from psdrl.agents.psdrl.agent import PsdrlAgent
+from psdrl.agents.psdrl.kernel_calls import KernelCalls
 from psdrl.agents.psdrl.settings import PsdrlConfig
+from psdrl.agents.psdrl.update_checks import PRECISIONS, compare, impossible, random_agent
 from psdrl.agents.registry import configure
 from psdrl.envs.vector import EnvSpec
 from psdrl.errors import UserError
 from psdrl.kernels import checks, dispatch, posterior
-from psdrl.runtime.device import bf16_on_cpu, resolve_device
-from psdrl.runtime.execution import allow_tf32
+from psdrl.kernels.checks import posterior as posterior_checks
+from psdrl.runtime.device import resolve_device
 
 PACKAGES = ("torch", "triton", "numpy", "gymnasium", "envpool", "ale-py")
 HINTS = {
@@ -94,86 +95,64 @@ def backends(device: torch.device) -> Iterator[Result]:
 
 
 def kernels(device: torch.device, quick: bool) -> Iterator[Result]:
-    """Every operation against its oracle: one line per operation with its worst size."""
+    """Every operation against its oracle in every precision: one line per operation with its worst call."""
+    work = [KernelCalls.of(config, spec) for config, spec in workloads(quick)]
+    calls = list(dict.fromkeys(call for run in work for call in run.calls))
+    features = sorted({posterior_checks.affordable(run.features) for run in work})
     worst: dict[tuple[str, str, str], checks.Finding] = {}
-    sizes = checks.QUICK if quick else checks.LONG
-    reason = bf16_on_cpu() if device.type == "cpu" else None
-    if reason:
-        yield Result("kernel", "bfloat16", "skipped", reason)
-    for finding in checks.check_all(device, sizes, (torch.float32,) if reason else (torch.float32, torch.bfloat16)):
-        key = finding.operation, finding.backend, finding.dtype
-        if key not in worst or _badness(finding) > _badness(worst[key]):
-            worst[key] = finding
-    for (name, backend, dtype), f in worst.items():
-        data = {"backend": backend, "dtype": dtype, "error": f.error, "allowed": f.allowed, "size": list(f.size)}
-        where = f"{backend}, {dtype}, {len(sizes)} sizes"
-        detail = f"{where}: {f.problem} at {f.size}" if f.problem else f"{where}: {f.error / f.allowed:.0%} of allowed"
-        yield Result("kernel", name, "wrong" if f.problem else "ok", detail, data)
+    for precision in PRECISIONS:
+        if reason := impossible(device, precision):
+            yield Result("kernel", precision, "skipped", reason)
+            continue
+        # The posterior is float64 in all of them.
+        for finding in checks.check_all(device, precision, calls, features if precision == "fp32" else []):
+            key = finding.operation, finding.backend, finding.precision
+            if key not in worst or _badness(finding) > _badness(worst[key]):
+                worst[key] = finding
+    for (name, backend, mode), f in worst.items():
+        data = {"backend": backend, "precision": mode, "error": f.error, "allowed": f.allowed, "call": f.call}
+        found = f"{f.problem} in {f.call}" if f.problem else f"{f.error / f.allowed:.0%} of allowed in {f.call}"
+        yield Result("kernel", name, "wrong" if f.problem else "ok", f"{backend}, {mode}: {found}", data)
+
+
+def workloads(quick: bool) -> Iterator[tuple[PsdrlConfig, EnvSpec]]:
+    """Whose calls are checked: small networks, also of widths that no tile divides; the paper's and the CPU's."""
+    odd: dict[str, dict[str, float]] = {
+        "forward": {"units": 65, "recurrent": 33},
+        "termination": {"units": 21},
+        "value": {"units": 47, "random_share": 0.1},
+    }
+    yield configure(game="Pong", preset="debug", device="cpu"), _atari(6)
+    yield configure(game="Pong", preset="debug", device="cpu", **odd), _atari(3)
+    if not quick:
+        yield configure(game="Pong", preset="paper", device="cpu"), _atari(6)
+        yield configure(game="Pong", preset="paper", device="cpu", num_envs=16), _atari(18)
+        yield configure(game="Pong", preset="cpu", device="cpu"), _atari(4)
+
+
+def _atari(actions: int) -> EnvSpec:
+    return EnvSpec("doctor", "image", (1, 64, 64), "uint8", actions, "none")
 
 
 def _badness(finding: checks.Finding) -> float:
     return float("inf") if finding.problem else finding.error / finding.allowed
 
 
-def _agent(config: PsdrlConfig, transitions: int) -> PsdrlAgent:
-    """An agent with random frames in its buffer."""
-    agent = PsdrlAgent(config, EnvSpec("doctor", "image", (1, 64, 64), "uint8", 6, "none"))
-    rng, length = np.random.default_rng(0), 100
-    for _ in range(transitions // length):
-        frames = rng.integers(0, 256, (length + 1, 1, 64, 64), dtype=np.uint8)
-        agent.replay.start(0, frames[0])
-        for t in range(length):
-            agent.replay.add(0, int(rng.integers(6)), float(rng.normal()), frames[t + 1], t == length - 1, False)
-    return agent
-
-
-MODES = {
-    "eager": {},
-    "compile": {"compile": True},
-    "graphs": {"cuda_graphs": True},
-    "compile and graphs": {"compile": True, "cuda_graphs": True},
-}
-
-
 def updates(device: torch.device, quick: bool) -> Iterator[Result]:
-    """Two whole updates and five actions in every mode, against the plain path in the same precision."""
-    base = configure(game="Pong", preset="debug", device=str(device), precision="fp32", cuda_graphs=False)
-
-    def outcome(config: PsdrlConfig) -> tuple[torch.Tensor, float, list[str]]:
-        agent = _agent(config, 300)
-        start = time.perf_counter()
-        for _ in range(2):
-            agent.update()
-        for _ in range(5):
-            agent.actor.act(agent.replay.observations[:1].cpu().numpy(), 0.0)
-        seconds = time.perf_counter() - start
-        parameters = torch.cat([p.detach().double().cpu().flatten() for p in agent.models.parameters()])
-        return parameters, seconds, agent.execution.failures
-
-    expected, _, _ = outcome(replace(base, update_path="plain"))
-    allowed = 1e-4  # float32 through two updates of Adam, which divides by small numbers
-    for mode, settings in MODES.items():
-        if "cuda_graphs" in settings and device.type != "cuda":
-            yield Result("update", mode, "skipped", "CUDA graphs need a GPU")
-            continue
-        if "compile" in settings and quick:
-            yield Result("update", mode, "skipped", "--quick")
-            continue
-        try:
-            found, seconds, uncaptured = outcome(replace(base, **settings))
-            distance = float((found - expected).norm() / expected.norm())
-            fine = distance <= allowed and not uncaptured
-            detail = f"relative distance to the plain path {distance:.1e} (allowed {allowed:.0e}), {seconds:.1f} s"
-            detail += f"; not captured: {', '.join(uncaptured)}" if uncaptured else ""
-            yield Result("update", mode, "ok" if fine else "wrong", detail, {"distance": distance, "seconds": seconds})
-        except Exception as failure:  # whatever it is, the report must name it
-            yield Result("update", mode, "wrong", f"{type(failure).__name__}: {failure}")
+    """Two whole updates and five actions in every mode and precision."""
+    for name, problem, skipped, detail, data in compare(device, quick):
+        if skipped:
+            yield Result("update", name, "skipped", skipped)
+        else:
+            text = "; ".join(part for part in (problem, detail) if part)
+            yield Result("update", name, "wrong" if problem else "ok", text, data)
 
 
 def throughput(device: torch.device, seconds: float) -> Result:
     """Updates and actions of the device's own preset on random frames, for this long."""
     name: Literal["paper", "cpu"] = "paper" if device.type == "cuda" else "cpu"
-    agent = _agent(configure(game="Pong", preset=name, device=str(device)), 2000)
+    config = configure(game="Pong", preset=name, device=str(device))
+    agent = random_agent(config, 2000)
     frame = agent.replay.observations[:1].cpu().numpy()
     end = time.monotonic() + seconds
 
@@ -198,12 +177,12 @@ def throughput(device: torch.device, seconds: float) -> Result:
 
 def examine(options: Doctor, device: torch.device) -> Iterator[Result]:
     """All checks in turn."""
-    allow_tf32(device, "fp32")
     yield from backends(device)
     yield from kernels(device, options.quick)
     yield from updates(device, options.quick)
     if options.seconds > 0:
-        yield throughput(device, options.seconds)
+        with checks.switches(device, "tf32"):  # the preset's agent turns them, here they turn back
+            yield throughput(device, options.seconds)
 
 
 def run(options: Doctor) -> int:
@@ -234,7 +213,7 @@ def run(options: Doctor) -> int:
         return 0
     console.print(f"[red]{len(wrong)} of {len(results)} checks failed[/] on {device}:", highlight=False)
     for kind in dict.fromkeys(result.kind for result in wrong):
-        names = ", ".join(result.name for result in wrong if result.kind == kind)
+        names = ", ".join(dict.fromkeys(result.name for result in wrong if result.kind == kind))
         console.print(f"  {kind} {names}: {HINTS[kind]}.", highlight=False, soft_wrap=True)
     return 1
 

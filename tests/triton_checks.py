@@ -2,8 +2,8 @@
 
 Run by test_triton_interpreter.py in a process of its own: TRITON_INTERPRET must be set before Triton is imported.
 The tolerance is eager's own error: the error of the kernel against float64, as the root of its mean square over the
-tensor, is at most twice that of the plain PyTorch oracle. (The interpreter multiplies tf32 inputs in full float32, so
-there the oracle is given inputs rounded to tf32.)
+tensor, is at most twice that of the plain PyTorch oracle on the CPU. (The interpreter multiplies tf32 inputs in full
+float32, so there the oracle is given inputs rounded to tf32.)
 """
 
 import itertools
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from psdrl.kernels import dispatch, triton_support, tune
+from psdrl.kernels.checks.rounding import to_tf32
 from psdrl.kernels.greedy import best_return, greedy, greedy_action, one_step_returns
 from psdrl.kernels.greedy.reference import greedy as greedy_oracle
 from psdrl.kernels.gru_actions import gru_actions
@@ -51,11 +52,6 @@ def draws(precision: str, *shapes: tuple[int, ...], seed: int = 0) -> list[Tenso
     return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
 
 
-def as_tf32(x: Tensor) -> Tensor:
-    """Rounded to 10 bits of mantissa."""
-    return ((x.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
-
-
 def error(result: Tensor, exact: Tensor) -> float:
     return float((result.double() - exact).square().mean().sqrt())
 
@@ -71,7 +67,7 @@ def check(
     for seed in itertools.count():
         drawn = inputs(seed)
         exacts.append(oracle(*(None if x is None else x.double() for x in drawn)).flatten())
-        rounded = [as_tf32(x) if precision == "tf32" and x is not None and x.ndim > 1 else x for x in drawn]
+        rounded = [to_tf32(x) if precision == "tf32" and x is not None and x.ndim > 1 else x for x in drawn]
         eager, result = oracle(*rounded), kernel(*drawn)
         assert (result.dtype, result.shape) == (eager.dtype, eager.shape)
         results.append(result.flatten())
@@ -363,3 +359,36 @@ def test_a_whole_update_on_every_backend() -> None:
     for backend in ("aten", "triton"):
         assert errors[backend] <= 2 * errors["reference"], errors
         assert results[backend][1] == actions, backend
+
+
+@pytest.mark.parametrize("states", [1, 50])
+def test_the_start_up_checks(precision: str, states: int) -> None:
+    """They let the kernels pass, with widths that no tile divides and with strided rows."""
+    from psdrl.kernels import checks
+    from tests.test_checks import calls
+
+    strided = torch.empty(3 * states, 76, device="meta")[:, :68]
+    chosen = [*calls(35, states), checks.Call.of("linear", strided, torch.empty(9, 68, device="meta"))]
+    mode: Any = "fp32" if precision == "ieee" else precision
+    findings = list(checks.check_calls(chosen, torch.device("cpu"), mode))
+    assert {finding.backend for finding in findings} == {"triton"}
+    assert [finding for finding in findings if finding.problem] == []
+
+
+def test_a_launch_that_does_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a device has no machine code for a kernel and says nothing."""
+    from psdrl.kernels import checks
+    from psdrl.kernels.greedy import triton_kernel as greedy_kernel
+    from psdrl.kernels.gru_actions import triton_kernel as gru_kernel
+    from tests.test_checks import calls
+
+    class Idle:
+        def __getitem__(self, grid: Any) -> Callable[..., None]:
+            return lambda *args, **options: None
+
+    monkeypatch.setattr(tune, "run", lambda *args: None)
+    monkeypatch.setattr(greedy_kernel, "kernel", Idle())
+    monkeypatch.setattr(gru_kernel, "kernel", Idle())
+    for states in (1, 50):
+        findings = list(checks.check_calls(calls(35, states), torch.device("cpu"), "fp32"))
+        assert [finding for finding in findings if not finding.problem] == []

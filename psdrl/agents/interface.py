@@ -46,9 +46,16 @@ class Agent(ABC):
     replay: Memory
 
     def __init__(self) -> None:
+        self.failed: dict[str, str] = {}  # start-up checks that failed, see `failed_checks`
         self.step = 0  # environment steps taken
         self.updates = 0
         self.episodes = 0
+
+    @classmethod
+    def failed_checks(cls, config: Any, spec: EnvSpec, device: torch.device) -> dict[str, str]:
+        """Check what such an agent will use on this device and put fallbacks in the place of what fails, before any
+        agent is made: the failures, each with its reason."""
+        return {}
 
     @abstractmethod
     def begin(self, first: int, observations: NDArray) -> None:
@@ -86,4 +93,4 @@ class Agent(ABC):
     @property
     def fallbacks(self) -> list[str]:
         """What did not run as it should have, in words for the end of a run: failed checks, steps not captured."""
-        return []
+        return [f"{name} failed its check on {self.device}; its fallback served" for name in self.failed]

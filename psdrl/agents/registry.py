@@ -16,6 +16,7 @@ from psdrl.agents.psdrl.settings import PsdrlConfig
 from psdrl.config import Config
 from psdrl.envs.vector import EnvSpec
 from psdrl.errors import UserError, nearest
+from psdrl.runtime.device import is_gpu, resolve_device
 
 
 class Presets(NamedTuple):
@@ -28,7 +29,7 @@ class Presets(NamedTuple):
 class Entry(NamedTuple):
     """All of an agent that is chosen by its name."""
 
-    agent: Callable[[Any, EnvSpec], Agent]
+    agent: type[Agent]
     settings: type[Config]
     presets: Presets
 
@@ -52,9 +53,14 @@ def entry(algo: str) -> Entry:
     return AGENTS[algo]
 
 
-def make_agent(config: Config, spec: EnvSpec) -> Agent:
-    """The agent that the settings name."""
-    return entry(config.algo).agent(config, spec)
+def make_agent(config: Config, spec: EnvSpec, check: bool = False) -> Agent:
+    """The agent that the settings name. `check`: first check its kernels, which on a GPU is always done."""
+    kind: Any = entry(config.algo).agent
+    device = resolve_device(config.device)
+    failed = kind.failed_checks(config, spec, device) if check or is_gpu(device) else {}
+    agent = kind(config, spec)
+    agent.failed = failed
+    return agent
 
 
 def preset(selection: dict[str, Any]) -> tuple[Any, str]:

@@ -9,6 +9,7 @@ from types import FrameType, TracebackType
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 import psdrl
@@ -19,7 +20,7 @@ from psdrl.config import Config
 from psdrl.cost import forecast as cost
 from psdrl.envs import make_env
 from psdrl.errors import UserError
-from psdrl.kernels import checks, dispatch, posterior
+from psdrl.kernels import dispatch, posterior
 from psdrl.run.checkpoint import check_same, latest, restore, write_config
 from psdrl.run.log import RunLog
 from psdrl.run.loop import train
@@ -57,13 +58,11 @@ def run(config: Config, why_preset: str, arguments: list[str]) -> int:
     config = replace(config, logdir=logdir)
     checkpoint = _find_checkpoint(config, logdir)
     env = make_env(config)
-    agent = make_agent(config, env.spec)
-    for failure in checks.start_up(agent.device):
-        console.print(
-            f"[bold]warning[/]      {failure.operation} ({failure.backend}) fails its check on {agent.device}: "
-            f"{failure.problem}; the fallback serves. See python -m psdrl.doctor.",
-            highlight=False,
-            soft_wrap=True,
+    agent = make_agent(config, env.spec, check=True)
+    for name, problem in agent.failed.items():
+        _warn(
+            console,
+            f"{name} fails its check on {agent.device}: {problem}; the fallback serves. See python -m psdrl.doctor.",
         )
     logged = restore(checkpoint, agent) if checkpoint else 0
     write_config(logdir, config)
@@ -84,6 +83,8 @@ def run(config: Config, why_preset: str, arguments: list[str]) -> int:
         return 130
     finally:
         env.close()
+    for fallback in agent.fallbacks:
+        _warn(console, f"{fallback}.")
     if stop.asked:
         console.print(f"Saved at step {agent.step}. Resume with:\n  {again}", highlight=False, soft_wrap=True)
         return 130
@@ -94,6 +95,10 @@ def run(config: Config, why_preset: str, arguments: list[str]) -> int:
         soft_wrap=True,
     )
     return 0
+
+
+def _warn(console: Console, text: str) -> None:
+    console.print(f"[bold]warning[/]      {escape(text)}", highlight=False, soft_wrap=True)
 
 
 def _find_checkpoint(config: Config, logdir: Path) -> Path | None:

@@ -13,6 +13,7 @@ from psdrl.agents.interface import Agent
 from psdrl.agents.psdrl import learning, oracle, planning, posterior, statistics
 from psdrl.agents.psdrl.acting import Actor
 from psdrl.agents.psdrl.encoder import Autoencoder
+from psdrl.agents.psdrl.kernel_calls import check_kernels
 from psdrl.agents.psdrl.learning import make_optimisers
 from psdrl.agents.psdrl.models import Models, SampledModel
 from psdrl.agents.psdrl.posterior import Posterior, as_model
@@ -205,10 +206,15 @@ class PsdrlAgent(Agent):
         parts = ", ".join(f"{name.replace('_model', '')} {count:,}" for name, count in counts.items())
         return {"posterior": f"rule {self.config.rule}", "parameters": f"{sum(counts.values()):,} ({parts})"}
 
+    @classmethod
+    def failed_checks(cls, config: PsdrlConfig, spec: EnvSpec, device: torch.device) -> dict[str, str]:
+        """Kernels that fail at the shapes and in the precision of this configuration."""
+        return {f"{f.operation} ({f.backend})": f.problem or "" for f in check_kernels(config, spec, device)}
+
     @property
     def fallbacks(self) -> list[str]:
-        """Steps that could not be captured."""
-        return [f"{name} ran without a CUDA graph" for name in self.execution.failures]
+        """Failed checks, and steps that could not be captured."""
+        return super().fallbacks + [f"{name} ran without a CUDA graph" for name in self.execution.failures]
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the replay buffer and the running episodes."""
