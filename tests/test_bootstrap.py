@@ -12,23 +12,24 @@ from torch.nn import functional as F
 from psdrl.agents.bootstrap.acting import HeadActor, Stacks, VoteActor, vote
 from psdrl.agents.bootstrap.learning import bootstrap_loss, make_optimiser, make_step, masked_loss, targets
 from psdrl.agents.bootstrap.network import Heads, Networks, QNetwork
-from psdrl.agents.bootstrap.settings import ExplorationConfig, LearningConfig, NetworkConfig
+from psdrl.agents.bootstrap.settings import LearningConfig, NetworkConfig
 from psdrl.envs.vector import EnvSpec
 from psdrl.runtime.execution import EAGER
 
 IMAGE = EnvSpec("test", "image", (1, 20, 20), "uint8", 3, "test")
 VECTOR = EnvSpec("test", "vector", (4,), "float32", 3, "test")
 GRID = EnvSpec("test", "vector", (5 * 6 * 2,), "uint8", 3, "test", grid=(5, 6, 2))
-SMALL = {"heads": 4, "units": 5, "prior_scale": 3.0}
-CONVOLUTIONS = {"channels": (3, 4), "kernels": (4, 3), "strides": (2, 1)}
+SMALL: dict[str, Any] = {"heads": 4, "units": 5, "prior_scale": 3.0}
+CONVOLUTIONS: dict[str, Any] = {"channels": (3, 4), "kernels": (4, 3), "strides": (2, 1)}
 CASES = {
     "image": (IMAGE, NetworkConfig(**SMALL, **CONVOLUTIONS)),
     "vector": (VECTOR, NetworkConfig(**SMALL, torso=(7, 6))),
     "vector, no torso": (VECTOR, NetworkConfig(**SMALL)),
-    "grid": (GRID, NetworkConfig(**SMALL, channels=(3,), kernels=(3,), strides=(1,), torso=(7,))),
-    "grid as a vector": (GRID, NetworkConfig(**SMALL, channels=(), kernels=(), strides=(), torso=(7,))),
+    "grid": (GRID, NetworkConfig(**SMALL, grid_channels=3, torso=(7,))),
+    "grid as a vector": (GRID, NetworkConfig(**SMALL, grid_channels=0, torso=(7,))),
 }
 STACK = 2
+Batch = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def networks_of(case: str, seed: int = 0) -> Networks:
@@ -50,13 +51,14 @@ def stacks_of(case: str, count: int, frames: int = STACK, seed: int = 1) -> Tens
     return torch.randn(count, frames, *spec.shape, generator=generator, dtype=torch.float64)
 
 
-def batch_of(case: str, count: int, heads: int = 4) -> tuple[Tensor, ...]:
+def batch_of(case: str, count: int, heads: int = 4) -> Batch:
     """Frames, actions, rewards, terminations and masks; the second head's mask is empty."""
     rng = np.random.default_rng(5)
     masks = rng.random((count, heads)) < 0.6
     masks[:, 1] = False
-    columns = (rng.integers(3, size=count), 4 * rng.normal(size=count), 1.0 * (rng.random(count) < 0.4), 1.0 * masks)
-    return stacks_of(case, count, STACK + 1), *(torch.from_numpy(x) for x in columns)
+    actions, rewards = torch.from_numpy(rng.integers(3, size=count)), torch.from_numpy(4 * rng.normal(size=count))
+    terminated = torch.from_numpy(rng.random(count) < 0.4).double()
+    return stacks_of(case, count, STACK + 1), actions, rewards, terminated, torch.from_numpy(masks).double()
 
 
 class SingleHead(nn.Module):
@@ -149,7 +151,7 @@ def huber(x: np.ndarray) -> np.ndarray:
 
 
 @torch.no_grad()
-def loss_by_hand(networks: Networks, batch: tuple[Tensor, ...], discount: float) -> tuple[float, np.ndarray]:
+def loss_by_hand(networks: Networks, batch: Batch, discount: float) -> tuple[float, np.ndarray]:
     """Head by head and transition by transition; also the targets (K, n)."""
     frames, actions, rewards, terminated, masks = batch
     losses, all_targets = [], []
@@ -164,7 +166,7 @@ def loss_by_hand(networks: Networks, batch: tuple[Tensor, ...], discount: float)
             q = float((online(now) + networks.prior_scale * prior(now))[0, actions[i]])
             if masks[i, k]:
                 errors.append(float(huber(np.array(q - head_targets[-1]))))
-        losses.append(np.mean(errors) if errors else 0.0)
+        losses.append(float(np.mean(errors)) if errors else 0.0)
         all_targets.append(head_targets)
     return float(np.mean(losses)), np.array(all_targets)
 
@@ -216,7 +218,7 @@ def test_full_masks_give_the_released_loss() -> None:
     assert ours.item() == pytest.approx(torch.stack(released).mean().item(), rel=1e-12)
 
 
-def gradients(networks: Networks, batch: tuple[Tensor, ...]) -> dict[str, Tensor]:
+def gradients(networks: Networks, batch: Batch) -> dict[str, Tensor]:
     loss, _ = bootstrap_loss(networks, *batch, discount=0.9)
     names, parameters = zip(*networks.online.named_parameters(), strict=True)
     return dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
@@ -256,7 +258,7 @@ def test_step_divides_the_torso_clips_and_takes_adams_step() -> None:
         torch.testing.assert_close(p.detach(), moved, rtol=1e-10, atol=1e-12, msg=name)
 
 
-def bootstrap_loss_before(before: dict[str, Any], networks: Networks, batch: tuple[Tensor, ...]) -> tuple[float, float]:
+def bootstrap_loss_before(before: dict[str, Any], networks: Networks, batch: Batch) -> tuple[float, float]:
     old = copy.deepcopy(networks)
     old.online.load_state_dict(before)
     loss, q = bootstrap_loss(old, *batch, discount=0.9)

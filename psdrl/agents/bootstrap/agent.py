@@ -161,7 +161,7 @@ class BootstrapAgent(Agent):
     @property
     def fallbacks(self) -> list[str]:
         """Steps that could not be captured."""
-        return [f"{name} ran without a CUDA graph" for name in self.execution.failures]
+        return [*super().fallbacks, *(f"{name} ran without a CUDA graph" for name in self.execution.failures)]
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the replay buffer and the running episodes."""

@@ -16,14 +16,18 @@ class Torso(nn.Module):
 
     def __init__(self, config: NetworkConfig, spec: EnvSpec, stack: int) -> None:
         super().__init__()
-        self.grid, self.scale = spec.grid if config.channels else None, 1 / 255 if spec.kind == "image" else 1.0
+        self.grid, self.scale = spec.grid if config.grid_channels else None, 1 / 255 if spec.kind == "image" else 1.0
         layers: list[nn.Module] = []
         size = stack * math.prod(spec.shape)
-        if spec.kind == "image" or self.grid:
-            channels, height, width = (self.grid[2], self.grid[0], self.grid[1]) if self.grid else spec.shape
+        if self.grid:
+            height, width, planes = self.grid
+            layers += [nn.Conv2d(stack * planes, config.grid_channels, 3), nn.ReLU()]
+            size = config.grid_channels * (height - 2) * (width - 2)
+        elif spec.kind == "image":
+            channels, height, width = spec.shape
             channels *= stack
             for outputs, kernel, stride in zip(config.channels, config.kernels, config.strides, strict=True):
-                height, width = ((size - kernel) // stride + 1 for size in (height, width))
+                height, width = ((side - kernel) // stride + 1 for side in (height, width))
                 if min(height, width) < 1:
                     raise UserError(f"The torso shrinks {spec.shape} to nothing: use smaller --network.kernels.")
                 layers += [nn.Conv2d(channels, outputs, kernel, stride), nn.ReLU()]

@@ -51,7 +51,7 @@ def _minatar(base: BootstrapConfig) -> BootstrapConfig:
     """MinAtar: one small convolution over the grid."""
     return replace(
         _control(base),
-        network=NetworkConfig(channels=(16,), kernels=(3,), strides=(1,), torso=(128,), units=64),
+        network=NetworkConfig(torso=(128,), units=64),
         learning=LearningConfig(every=2, batch=32, learning_rate=2.5e-4, target_every=1_000),
         replay=FrameReplayConfig(capacity=100_000, stack=1),
         exploration=ExplorationConfig(random_steps=5_000),

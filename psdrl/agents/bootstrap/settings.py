@@ -19,13 +19,15 @@ class NetworkConfig:
     prior_scale: float = 1.0
     """Factor on the prior: Q_k = trained_k + scale * prior_k. [paper: of 1, 3 and 10; released: 10]"""
     channels: tuple[int, ...] = (32, 64, 64)
-    """Channels of the torso's convolutions, for images and grids. [released: Nature DQN]"""
+    """Channels of the torso's convolutions, for images. [released: Nature DQN]"""
     kernels: tuple[int, ...] = (8, 4, 3)
     """Kernel sizes of the torso's convolutions. [released]"""
     strides: tuple[int, ...] = (4, 2, 1)
     """Strides of the torso's convolutions. [released]"""
+    grid_channels: int = 16
+    """Channels of a 3 x 3 convolution, for grids; 0: a grid is a vector like any other. [MinAtar's DQN]"""
     torso: tuple[int, ...] = ()
-    """Units of the torso's ReLU layers, after any convolutions. [released: none]"""
+    """Units of the torso's ReLU layers, after any convolution. [released: none]"""
     units: int = 512
     """Units U of a head's value stream, and of its advantage stream. [released]"""
 
@@ -122,6 +124,7 @@ _MINIMA = {
     "network.heads": 1,
     "network.prior_scale": 0,
     "network.units": 1,
+    "network.grid_channels": 0,
     "learning.every": 1,
     "learning.batch": 1,
     "learning.target_every": 1,
