@@ -175,7 +175,8 @@ def loss_by_hand(networks: Networks, batch: Batch, discount: float) -> tuple[flo
 def test_loss_by_hand(case: str) -> None:
     networks, batch = networks_of(case), batch_of(case, 12)
     wanted, wanted_targets = loss_by_hand(networks, batch, 0.9)
-    found = targets(networks, batch[0][:, 1:], batch[2], batch[3], 0.9)
+    following = batch[0][:, 1:]
+    found = targets(networks, following, 3.0 * networks.prior(following), batch[2], batch[3], 0.9)
     np.testing.assert_allclose(found.numpy(), wanted_targets, rtol=1e-12, atol=1e-12)
     loss, q = bootstrap_loss(networks, *batch, discount=0.9)
     assert loss.item() == pytest.approx(wanted, rel=1e-12)
@@ -208,7 +209,8 @@ def test_full_masks_give_the_released_loss() -> None:
     networks, (frames, actions, rewards, terminated, masks) = networks_of("vector"), batch_of("vector", 12)
     masks[0] = 1  # the released code divides by 0 where a head has nothing
     with torch.no_grad():
-        target = targets(networks, frames[:, 1:], rewards, terminated, 0.9)
+        prior = networks.scaled_prior(frames[:, 1:])
+        target = targets(networks, frames[:, 1:], prior, rewards, terminated, 0.9)
         q = networks.q(frames[:, :-1])[:, range(12), actions]
     released = []
     for k in range(4):

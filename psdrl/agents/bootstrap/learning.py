@@ -24,12 +24,13 @@ def make_optimiser(networks: Networks, learning_rate: float) -> torch.optim.Adam
 
 
 @torch.no_grad()
-def targets(networks: Networks, following: Tensor, rewards: Tensor, terminated: Tensor, discount: float) -> Tensor:
+def targets(
+    networks: Networks, following: Tensor, prior: Tensor, rewards: Tensor, terminated: Tensor, discount: float
+) -> Tensor:
     """r + gamma Q'_k(s', argmax_a Q_k(s', a)) (K, n), without the second term where s' is absorbing.
 
-    Each head chooses with its trained network and values with its target network; both include the prior.
+    Each head chooses with its trained network and values with its target network; both include the prior (K, n, A).
     """
-    prior = networks.prior_scale * networks.prior(following)
     best = (networks.online(following) + prior).argmax(2, keepdim=True)
     ahead = (networks.target(following) + prior).gather(2, best).squeeze(2)
     return rewards + discount * (1 - terminated) * ahead.to(rewards.dtype)
@@ -52,8 +53,10 @@ def bootstrap_loss(
     discount: float,
 ) -> tuple[Tensor, Tensor]:
     """The loss of a batch (see `psdrl.replay.frames.Transitions`) and the mean of Q(s, a), for the log."""
-    target = targets(networks, frames[:, 1:], rewards, terminated, discount)
-    q = networks.q(frames[:, :-1])
+    now, following = frames[:, :-1], frames[:, 1:]
+    prior, prior_ahead = networks.scaled_prior(torch.cat([now, following])).chunk(2, 1)
+    target = targets(networks, following, prior_ahead, rewards, terminated, discount)
+    q = networks.online(now) + prior
     q = q.gather(2, actions.expand(len(q), -1)[:, :, None]).squeeze(2).to(target.dtype)
     return masked_loss(q, target, masks), q.detach().mean()
 

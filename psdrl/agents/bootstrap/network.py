@@ -132,9 +132,14 @@ class Networks(nn.Module):
         new: list[Tensor] = list(self.online.parameters())
         torch._foreach_copy_(old, new)
 
+    @torch.no_grad()
+    def scaled_prior(self, stacks: Tensor) -> Tensor:
+        """What is added to the trained and to the target network (K, n, A)."""
+        return self.prior_scale * self.prior(stacks)
+
     def q(self, stacks: Tensor) -> Tensor:
         """All heads (K, n, A) of stacks (n, stack, *shape)."""
-        return self.online(stacks) + self.prior_scale * self.prior(stacks)
+        return self.online(stacks) + self.scaled_prior(stacks)
 
     def chosen(self, stacks: Tensor, heads: Tensor) -> Tensor:
         """Q (n, A), row i by head heads[i]."""
