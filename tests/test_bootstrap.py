@@ -14,7 +14,7 @@ from psdrl.agents.bootstrap.learning import bootstrap_loss, make_optimiser, make
 from psdrl.agents.bootstrap.network import Heads, Networks, QNetwork
 from psdrl.agents.bootstrap.settings import LearningConfig, NetworkConfig
 from psdrl.envs.vector import EnvSpec
-from psdrl.runtime.execution import EAGER
+from psdrl.runtime.execution import EAGER, Execution
 
 IMAGE = EnvSpec("test", "image", (1, 20, 20), "uint8", 3, "test")
 VECTOR = EnvSpec("test", "vector", (4,), "float32", 3, "test")
@@ -275,6 +275,20 @@ def test_small_gradients_are_not_clipped() -> None:
     for name, p in networks.online.heads.named_parameters():
         assert p.grad is not None
         torch.testing.assert_close(p.grad, plain[f"heads.{name}"], rtol=1e-12, atol=1e-15, msg=name)
+
+
+def test_bfloat16_is_close() -> None:
+    """Products in bfloat16, everything else in float32: loss, Q and gradient within a few roundings of 2^-8."""
+    execution = Execution(torch.device("cpu"), precision="bf16")
+    found = []
+    for how in (EAGER, execution):
+        networks = networks_of("image").float()
+        frames, actions, *rest = batch_of("image", 12)
+        step = make_step(networks, make_optimiser(networks, 1e-3), LearningConfig(), how)
+        found.append(torch.stack(step(frames, actions, *(x.float() for x in rest))))
+        assert all(p.dtype == torch.float32 for p in networks.parameters())
+    torch.testing.assert_close(found[1], found[0], rtol=0.03, atol=0.03)
+    assert not torch.equal(found[1], found[0]), "nothing was cast"
 
 
 def test_target_is_a_copy_in_place() -> None:

@@ -252,6 +252,8 @@ def test_evaluation_leaves_training_as_it_was() -> None:
 
 def same_state(one: BootstrapAgent, other: BootstrapAgent) -> None:
     """Networks, optimiser, counters, random streams and replay are equal, bit for bit."""
+    for name in ("step", "updates", "episodes", "next_update", "next_target", "_summed"):
+        assert getattr(one, name) == getattr(other, name), name
     states = [agent.state_dict() | {"replay": agent.replay.state_dict()} for agent in (one, other)]
     mine, theirs = (torch.utils._pytree.tree_flatten_with_path(state)[0] for state in states)
     assert len(mine) == len(theirs) > 60
@@ -272,6 +274,15 @@ def test_a_resumed_agent_goes_on_as_the_one_that_never_stopped(tmp_path: Path) -
         train(agent, script(1))
     assert straight.step == 800
     same_state(straight, resumed)
+
+
+def test_a_checkpoint_of_a_gpu_is_no_order_to_capture() -> None:
+    """Adam's own state says for which device it was made; the run's device decides."""
+    agent = small_agent()
+    state = copy.deepcopy(agent.state_dict())
+    state["optimiser"]["param_groups"][0]["capturable"] = True
+    agent.load_state_dict(state)
+    assert not agent.optimiser.param_groups[0]["capturable"]
 
 
 def test_groups_of_environments_have_actors_of_their_own() -> None:

@@ -18,7 +18,7 @@ from psdrl.envs.vector import EnvSpec, Step
 from psdrl.kernels import triton_support
 from psdrl.replay.frames import FrameReplay
 from psdrl.runtime import profiling
-from psdrl.runtime.device import resolve_device
+from psdrl.runtime.device import is_gpu, resolve_device
 from psdrl.runtime.execution import Execution, optimiser_state
 from psdrl.runtime.profiling import Phases
 
@@ -178,6 +178,8 @@ class BootstrapAgent(Agent):
         self.execution.forget()  # the optimiser's state moves
         self.networks.load_state_dict(state["networks"])
         self.optimiser.load_state_dict(state["optimiser"])
+        for group in self.optimiser.param_groups:
+            group["capturable"] = is_gpu(self.device)  # not what the checkpoint's device wanted
         for name, value in state["counters"].items():
             setattr(self, name, value)
         self._sums.copy_(state["sums"])

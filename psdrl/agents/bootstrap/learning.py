@@ -6,6 +6,7 @@ from torch.nn import functional as F
 
 from psdrl.agents.bootstrap.network import Networks
 from psdrl.agents.bootstrap.settings import LearningConfig
+from psdrl.runtime.device import is_gpu
 from psdrl.runtime.execution import EAGER, Execution
 from psdrl.runtime.graphs import Step
 
@@ -13,7 +14,7 @@ from psdrl.runtime.graphs import Step
 def make_optimiser(networks: Networks, learning_rate: float) -> torch.optim.Adam:
     """Adam on the trained network. Its state exists from the start and never moves, as CUDA graphs want it."""
     parameters = list(networks.online.parameters())
-    optimiser = torch.optim.Adam(parameters, learning_rate, fused=True, capturable=parameters[0].is_cuda)
+    optimiser = torch.optim.Adam(parameters, learning_rate, fused=True, capturable=is_gpu(parameters[0].device))
     for p in parameters:
         optimiser.state[p] = {
             "step": torch.zeros((), device=p.device),

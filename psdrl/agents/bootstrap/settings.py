@@ -116,7 +116,7 @@ class BootstrapConfig(Config):
         network = self.network
         if len({len(network.channels), len(network.kernels), len(network.strides)}) != 1:
             raise UserError("--network.channels, .kernels and .strides must have equal lengths.")
-        if min(network.channels + network.kernels + network.strides + network.torso, default=1) < 1:
+        if min((*network.channels, *network.kernels, *network.strides, *network.torso), default=1) < 1:
             raise UserError("--network.channels, .kernels, .strides and .torso must be positive.")
 
 
