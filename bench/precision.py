@@ -18,11 +18,11 @@ from torch import Tensor
 from bench.workload import make_agent
 from psdrl.agents.psdrl.agent import PsdrlAgent
 from psdrl.agents.psdrl.learning import encode_buffer
+from psdrl.agents.psdrl.lookahead.factored import fold, predict
 from psdrl.agents.psdrl.models import SampledModel
 from psdrl.agents.psdrl.settings import PosteriorConfig
 from psdrl.kernels import dispatch
 from psdrl.kernels.checks.rounding import Emulated, cut_to_tf32, to_tf32
-from psdrl.kernels.lookahead.factored import fold, predict
 from psdrl.runtime.execution import Execution
 
 

@@ -8,11 +8,12 @@ import torch
 from numpy.typing import NDArray
 
 import psdrl
+from psdrl.agents import registry
 from psdrl.agents.psdrl.agent import PsdrlAgent
+from psdrl.agents.psdrl.lookahead import Lookahead, factored
 from psdrl.agents.psdrl.models import ForwardModel, Models, Smallest, TanhNet
 from psdrl.agents.psdrl.settings import PsdrlConfig
 from psdrl.envs.vector import EnvSpec, Step, VectorEnv
-from psdrl.kernels.lookahead import Lookahead, factored
 from psdrl.replay.episodes import Replay
 from psdrl.run.log import Log
 
@@ -35,8 +36,14 @@ def small_models(config: PsdrlConfig, spec: EnvSpec, seed: int = 0) -> Models:
         return Models(config, spec).double()
 
 
+def agent_of(config: PsdrlConfig, spec: EnvSpec, dtype: torch.dtype = torch.float32) -> PsdrlAgent:
+    """The agent that the configuration names: PSDRL or an ablation of it."""
+    kind: Any = registry.entry(config.algo).agent
+    return kind(config, spec, dtype)
+
+
 def small_agent(spec: EnvSpec | None = None, **settings: Any) -> PsdrlAgent:
-    return PsdrlAgent(small_config(**settings), spec or vector_spec())
+    return agent_of(small_config(**settings), spec or vector_spec())
 
 
 def add_episode(
@@ -216,6 +223,6 @@ def stored_episodes(replay: Replay) -> list[dict[str, NDArray]]:
 @torch.no_grad()
 def fast_lookahead(forward_model, sample, termination, value, latents, hidden, discount, threshold=0.5) -> Lookahead:
     """`reference.lookahead` by the operations that acting and planning use."""
-    model = factored.folded(forward_model, sample)
+    model = forward_model.fold(sample)
     predictions = factored.predict(model, termination, latents, hidden, threshold)
     return Lookahead(predictions.returns(value, discount), predictions.latents_hidden[..., latents.shape[1] :])

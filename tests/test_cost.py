@@ -8,12 +8,12 @@ import torch
 
 from psdrl import configure
 from psdrl.agents.psdrl.agent import PsdrlAgent
+from psdrl.agents.psdrl.lookahead.factored import fold
 from psdrl.cost.devices import Device, data_sheet
 from psdrl.cost.forecast import forecast, hours_table, interaction, update_steps
 from psdrl.cost.sizes import Sizes
 from psdrl.cost.work import Loop, Work, act_work, memory, update_work
 from psdrl.envs.vector import EnvSpec
-from psdrl.kernels.lookahead.factored import fold
 from psdrl.replay.episodes import Replay
 
 PONG = EnvSpec("Pong", "image", (1, 64, 64), "uint8", 6, "none")

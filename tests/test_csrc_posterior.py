@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from psdrl.agents.psdrl.posterior import Posterior
-from psdrl.agents.psdrl.statistics import Statistics
+from psdrl.agents.psdrl.regression import Statistics
 from psdrl.kernels import posterior as native
 from psdrl.kernels.posterior import reference, unavailable
 from tests.helpers import small_config

@@ -174,7 +174,7 @@ import psdrl
 from psdrl.kernels import dispatch, triton_support
 triton_support.missing()  # torch's optimisers do not bear every broken Triton: ask first
 config = psdrl.configure(env="deepsea-4", preset="debug", device="cpu")
-agent = psdrl.Agent(config, psdrl.make_env(config).spec)
+agent = psdrl.Agent(config, psdrl.make_env(config).spec).core
 agent.actor.act(np.zeros((1, *agent.spec.shape), np.float32), 0.0)
 for device in ("cpu", "cuda"):
     for choice in dispatch.explain(device).values():

@@ -63,7 +63,7 @@ def test_reconstruction_in_tiles(reduction, channels, mean_frame):
     autoencoder = Autoencoder((channels, 64, 64), config)
     assert autoencoder.double().patch == 4
     frames = torch.randint(0, 256, (3, channels, 64, 64), dtype=torch.uint8)
-    autoencoder.refresh([frames[:1], frames[1:]])
+    autoencoder.renew([frames[:1], frames[1:]])
     images = autoencoder.images(frames)
     if mean_frame:
         torch.testing.assert_close(images.mean(0), torch.zeros_like(images[0]))
@@ -84,7 +84,7 @@ def test_a_loaded_autoencoder_encodes_as_the_saved_one():
     saved, loaded = (Autoencoder((1, 64, 64), config) for _ in range(2))
     frames = torch.randint(0, 256, (5, 1, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        saved.refresh([frames])
+        saved.renew([frames])
         loaded.load_state_dict(saved.state_dict())
         assert torch.equal(loaded.encode(frames), saved.encode(frames))
         expected = loaded.encoder(loaded.images(frames))
@@ -99,7 +99,7 @@ def test_few_frames_are_encoded_as_many(count, latent):
     config = configure(game="Pong", preset="cpu", device="cpu", autoencoder=settings | {"latent": latent}).autoencoder
     autoencoder = Autoencoder((2, 64, 64), config).double()
     frames = torch.randint(0, 256, (count, 2, 64, 64), dtype=torch.uint8)
-    autoencoder.refresh([frames])
+    autoencoder.renew([frames])
     with torch.no_grad():
         found = autoencoder.encode(frames)
     expected = autoencoder.encoder(autoencoder.images(frames))

@@ -6,12 +6,12 @@ import torch
 
 from psdrl import configure
 from psdrl.agents.psdrl import learning, planning
-from psdrl.agents.psdrl.agent import PATHS, PsdrlAgent
-from psdrl.agents.psdrl.statistics import Statistics
+from psdrl.agents.psdrl.agent import PATHS
+from psdrl.agents.psdrl.lookahead import reference
+from psdrl.agents.psdrl.regression import Statistics
 from psdrl.envs.vector import EnvSpec
-from psdrl.kernels.lookahead import factored, reference
 from psdrl.runtime.execution import Execution
-from tests.helpers import fast_lookahead
+from tests.helpers import agent_of, fast_lookahead
 
 LOCAL = {"local": True, "feature_activation": "tanh"}
 CASES = {
@@ -95,7 +95,7 @@ def make(path, dtype, kind="image", actions=3, lengths=(9, 12, 30, 1), different
     if grid:
         kind, shape = "vector", (24,)
     config = configure(env="synthetic", preset="debug", update_path=path, device="cpu", **settings)
-    agent = PsdrlAgent(config, EnvSpec("synthetic", kind, shape, observed, actions, "none", grid), dtype)
+    agent = agent_of(config, EnvSpec("synthetic", kind, shape, observed, actions, "none", grid), dtype)
     rng = np.random.default_rng(1)
     for number, length in enumerate(lengths):
         env = number % config.num_envs
@@ -260,8 +260,8 @@ def test_a_new_sample_is_folded_anew():
     """The folded weights live on the sample: a stale fold would plan in the previous model."""
     agent = make("fast", torch.float64)
     agent.update()
-    first = factored.folded(agent.models.forward_model, agent.model)
+    first = agent.models.forward_model.fold(agent.model)
     agent.update()
-    second = factored.folded(agent.models.forward_model, agent.model)
+    second = agent.models.forward_model.fold(agent.model)
     torch.testing.assert_close(second.recurrent, agent.models.forward_model.gru.weight_hh)
     assert not torch.equal(first.output, second.output)

@@ -10,14 +10,14 @@ from torch.nn import functional as F
 from psdrl import configure, make_env
 from psdrl.agents.psdrl.agent import PsdrlAgent
 from psdrl.agents.psdrl.grid import Places
+from psdrl.agents.psdrl.lookahead import factored
+from psdrl.agents.psdrl.lookahead import grid as fast
 from psdrl.agents.psdrl.models import LocalFeatures, LocalForwardModel, LocalTanhNet
-from psdrl.agents.psdrl.statistics import LocalStatistics
+from psdrl.agents.psdrl.regression import LocalStatistics
 from psdrl.cost.sizes import Sizes
 from psdrl.cost.work import largest_tensor
 from psdrl.envs.vector import EnvSpec
 from psdrl.errors import UserError
-from psdrl.kernels.lookahead import factored
-from psdrl.kernels.lookahead import local as fast
 from tests.test_memory import Allocations
 from tests.test_parity import LOCAL, make
 
@@ -167,7 +167,7 @@ def test_a_rule_seen_in_one_corner_is_known_everywhere():
     z = torch.from_numpy(picture(4, 2))[None]
     h = torch.zeros(1, model.gru.hidden_size)
     with torch.no_grad():
-        ahead = factored.predict(factored.folded(model, agent.draw(mean=True)), agent.models.termination, z, h, 0.5)
+        ahead = factored.predict(model.fold(agent.draw(mean=True)), agent.models.termination, z, h, 0.5)
     shown = ahead.latents_hidden[0, 0, :36].view(6, 6)
     assert int(shown.argmax()) == 4 * 6 + 3, shown
     assert float(shown[4, 3]) > 0.7

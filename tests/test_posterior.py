@@ -6,7 +6,7 @@ import torch
 
 from psdrl.agents.psdrl import oracle
 from psdrl.agents.psdrl.posterior import Posterior, cholesky
-from psdrl.agents.psdrl.statistics import Statistics
+from psdrl.agents.psdrl.regression import Statistics
 from psdrl.errors import UserError
 from psdrl.replay.episodes import Replay
 from tests.helpers import (

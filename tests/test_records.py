@@ -208,7 +208,7 @@ def test_commit_and_what_makes_it_dirty(tmp_path):
             ["git", "-C", str(tmp_path), *name, *arguments], check=True, capture_output=True, text=True
         ).stdout.strip()
 
-    source, result = tmp_path / "bench" / "learn.py", tmp_path / "results" / "a"
+    source, result = tmp_path / "psdrl" / "learn.py", tmp_path / "results" / "a"
     for file in (source, result):
         file.parent.mkdir()
         file.write_text("1")

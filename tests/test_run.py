@@ -13,8 +13,8 @@ import torch
 
 import psdrl
 from psdrl import cli
+from psdrl.agents import registry
 from psdrl.agents.psdrl.agent import PsdrlAgent
-from psdrl.config import Config
 from psdrl.envs import make_env
 from psdrl.run.checkpoint import latest, restore, save
 from psdrl.run.log import RunLog
@@ -65,7 +65,7 @@ def test_metrics_and_config_files(tmp_path: Path) -> None:
     record = json.loads((tmp_path / "run" / "config.json").read_text())
     assert record["version"] == psdrl.__version__
     assert re.fullmatch("[0-9a-f]{40}", record["commit"])
-    config = Config.from_dict(record["config"])
+    config = registry.config_from_dict(record["config"])
     expected = psdrl.configure(env="deepsea-4-image", preset="debug", device="cpu", steps=600, eval_every=300)
     assert config == replace(expected, logdir=tmp_path / "run")
     assert list((tmp_path / "run").glob("events.out.tfevents.*")), "TensorBoard files"
@@ -225,6 +225,6 @@ def test_readme_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(tmp_path)
     scope: dict[str, Any] = {}
     exec(compile(blocks[0], "README.md", "exec"), scope)
-    agents = [value for value in scope.values() if isinstance(value, PsdrlAgent)]
+    agents = [value for value in scope.values() if isinstance(value, psdrl.Agent)]
     assert agents, "the example makes no agent"
     assert agents[0].updates > 0, "the example trains nothing"

@@ -319,7 +319,7 @@ def parts(seed: int) -> Any:
 @pytest.mark.parametrize("count", [1, 11])
 def test_lookahead(count: int) -> None:
     """The composition, for acting (6 rows) and planning (66 rows)."""
-    from psdrl.kernels.lookahead import reference
+    from psdrl.agents.psdrl.lookahead import reference
     from tests.helpers import fast_lookahead
 
     latents, hidden = draws("ieee", (count, 13), (count, 18))

@@ -89,4 +89,6 @@ def configure(**settings: Any) -> Any:
 
 def config_from_dict(values: dict[str, Any]) -> Config:
     """Stored settings of any agent."""
+    if not isinstance(values, dict):
+        raise TypeError("settings are missing")
     return entry(values.get("algo", "psdrl")).settings.from_dict(values)

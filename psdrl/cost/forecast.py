@@ -7,7 +7,7 @@ this machine; the figures of devices nobody measured are predictions from their 
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeGuard
 
 import numpy as np
 from rich.console import Console
@@ -15,7 +15,7 @@ from rich.table import Table
 
 from psdrl.agents.psdrl.settings import Preset, PsdrlConfig
 from psdrl.agents.registry import preset
-from psdrl.config import Precision
+from psdrl.config import Config, Precision
 from psdrl.cost.devices import GPUS, REACHED, Device, data_sheet, measure_here
 from psdrl.cost.work import act_work, memory, update_work
 from psdrl.envs import make_env
@@ -44,6 +44,11 @@ class Forecast(NamedTuple):
     def hours(self) -> float:
         """The whole run."""
         return sum(self.seconds.values()) / 3600
+
+
+def known(config: Config) -> TypeGuard[PsdrlConfig]:
+    """Whether there is a model of this agent's work."""
+    return isinstance(config, PsdrlConfig)
 
 
 def interaction(config: PsdrlConfig, spec: EnvSpec, device: Device) -> tuple[float, float]:

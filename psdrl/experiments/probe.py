@@ -17,9 +17,9 @@ from torch import Tensor
 
 from psdrl.agents.psdrl import learning, statistics
 from psdrl.agents.psdrl.agent import PsdrlAgent
+from psdrl.agents.psdrl.lookahead.factored import predict
 from psdrl.cli import parse_train
 from psdrl.envs import make_env
-from psdrl.kernels.lookahead.factored import folded, predict
 from psdrl.run.loop import train
 
 
@@ -55,7 +55,7 @@ def probe(agent: PsdrlAgent) -> Probe:
     models, replay, config = agent.models, agent.replay, agent.config
     latents = learning.encode_buffer(models, replay, agent.execution)
     hidden = statistics.hidden_states(models, replay, latents, agent.execution)
-    model, threshold = folded(models.forward_model, agent.model), config.termination.threshold
+    model, threshold = models.forward_model.fold(agent.model), config.termination.threshold
     parts: list[tuple[Tensor, ...]] = []
     for episode in replay.episodes:
         slots = (episode.start + torch.arange(episode.length)) % replay.num_slots

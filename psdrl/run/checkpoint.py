@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-import psdrl
 from psdrl.agents.interface import Agent
 from psdrl.agents.registry import config_from_dict
 from psdrl.config import Config
 from psdrl.errors import UserError
+from psdrl.version import __version__
 
 # A resumed run may differ in these; everything else must be as it was.
 FREE = {
@@ -89,7 +89,7 @@ def write_config(logdir: Path, config: Config) -> None:
         logdir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"--logdir {logdir} cannot be made ({error.strerror}): use another.") from None
-    record = {"version": psdrl.__version__, "commit": _commit(), "command": sys.argv, "config": config.to_dict()}
+    record = {"version": __version__, "commit": _commit(), "command": sys.argv, "config": config.to_dict()}
     (logdir / "config.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
@@ -129,7 +129,7 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def _commit() -> str | None:
     """The commit of the source tree, if it is one."""
     try:
-        where = Path(psdrl.__file__).parent
+        where = Path(__file__).parent
         command = ["git", "-C", str(where), "rev-parse", "HEAD"]
         return subprocess.run(command, capture_output=True, text=True, timeout=5).stdout.strip() or None
     except (OSError, subprocess.SubprocessError):

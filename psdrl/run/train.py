@@ -12,9 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-import psdrl
 from psdrl.agents.interface import Agent
-from psdrl.agents.psdrl.settings import PsdrlConfig
 from psdrl.agents.registry import make_agent
 from psdrl.config import Config
 from psdrl.cost import forecast as cost
@@ -24,6 +22,7 @@ from psdrl.kernels import dispatch, posterior
 from psdrl.run.checkpoint import check_same, latest, restore, write_config
 from psdrl.run.log import RunLog
 from psdrl.run.loop import train
+from psdrl.version import __version__
 
 
 class Stop:
@@ -125,7 +124,7 @@ def _summary(console: Console, agent: Agent, why_preset: str, checkpoint: Path |
     table = Table(show_header=False, box=None, pad_edge=False)
     groups = f" in {config.env_groups} groups" if config.env_groups > 1 else ""
     rows = {
-        "psdrl": f"{psdrl.__version__}, agent {config.algo}",
+        "psdrl": f"{__version__}, agent {config.algo}",
         "environment": f"{agent.spec.name}, {agent.spec.num_actions} actions, {agent.spec.kind} {agent.spec.shape}, "
         f"{config.num_envs} x {agent.spec.backend}{groups}",
         "preset": f"{config.preset} ({why_preset})",
@@ -162,17 +161,18 @@ def _kernels(device: torch.device) -> str:
 
 def _forecast(console: Console, agent: Agent) -> None:
     """What the cost model expects of this run, if it knows the agent; see `psdrl.cost`."""
-    if not isinstance(agent.config, PsdrlConfig):
+    config = agent.config
+    if not cost.known(config):
         return
     if agent.device.type == "cuda":
         known = [name for name in ("a100", "h100") if name in torch.cuda.get_device_name(agent.device).lower()]
         if not known:
             return
-        device = cost.data_sheet(known[0], agent.config.precision, agent.config.cuda_graphs)
+        device = cost.data_sheet(known[0], config.precision, config.cuda_graphs)
     else:
-        device = cost.device_for("here", agent.config, agent.spec)
-    expected = cost.forecast(agent.config, agent.spec, device)
-    left = cost.duration(3600 * expected.hours * (1 - agent.step / agent.config.steps))
+        device = cost.device_for("here", config, agent.spec)
+    expected = cost.forecast(config, agent.spec, device)
+    left = cost.duration(3600 * expected.hours * (1 - agent.step / config.steps))
     source = "from rates measured now" if device.measured else "predicted from the data sheet"
     console.print(
         f"[bold]forecast[/]     about {left}, {sum(expected.bytes.values()) / 1e9:.2g} GB ({source})", highlight=False

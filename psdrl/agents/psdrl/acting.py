@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from psdrl.agents.psdrl.lookahead import factored, reference
 from psdrl.agents.psdrl.models import SampledModel
-from psdrl.kernels.lookahead import factored, reference
 from psdrl.runtime.device import is_gpu, pinned_empty, uploaded
 from psdrl.runtime.graphs import Step
 
@@ -36,7 +36,7 @@ class Actor:
         if agent.config.update_path == "fast":
             self._run = agent.execution.captured("act", self._decide, generators=(self.generator,))
         self._model: SampledModel | None = None  # the one whose folding `_folded` holds
-        self._folded: factored.AnyFolded | None = None
+        self._folded: factored.FoldedModel | None = None
         self._staging: Tensor | None = None  # pinned host memory, from which a GPU copies while the host goes on
 
     @property
@@ -66,7 +66,7 @@ class Actor:
         if self.model is self._model or agent.config.update_path != "fast":
             return
         self._model = self.model
-        new = factored.folded(agent.models.forward_model, self.model)
+        new = agent.models.forward_model.fold(self.model)
         if self._folded is None or not agent.execution.graphs:
             self._folded = pytree.tree_map_only(Tensor, Tensor.clone, new) if agent.execution.graphs else new
             return

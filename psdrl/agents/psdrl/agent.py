@@ -12,7 +12,6 @@ from torch import Tensor
 from psdrl.agents.interface import Agent
 from psdrl.agents.psdrl import learning, oracle, planning, posterior, statistics
 from psdrl.agents.psdrl.acting import Actor
-from psdrl.agents.psdrl.encoder import Autoencoder
 from psdrl.agents.psdrl.kernel_calls import check_kernels
 from psdrl.agents.psdrl.learning import make_optimisers
 from psdrl.agents.psdrl.models import Models, SampledModel
@@ -39,7 +38,7 @@ class Path(NamedTuple):
     train_autoencoder: Callable[..., learning.Losses]
     encode_buffer: Callable[..., learning.Latents]
     train_forward: Callable[..., learning.Losses]
-    buffer_statistics: Callable[..., statistics.AnyStatistics]
+    buffer_statistics: Callable[..., statistics.Statistics]
     hidden_states: Callable[..., Tensor]
     train_value: Callable[..., learning.Losses]
 
@@ -131,10 +130,10 @@ class PsdrlAgent(Agent):
         how = (self.execution,) if config.update_path == "fast" else ()
         compiled = self.execution.compile_seconds()
         with phase("autoencoder"):
-            if config.autoencoder.mean_frame and isinstance(models.autoencoder, Autoencoder):
+            if models.autoencoder.renewed:
                 stored = replay.stored_slots()
                 some = stored[:: max(1, len(stored) // 1024)]  # a mean needs no more
-                models.autoencoder.refresh(replay.frames(slots) for slots in some.split(256))
+                models.autoencoder.renew(replay.frames(slots) for slots in some.split(256))
             losses = path.train_autoencoder(models, optimisers, replay, self.batch, config, *how)  # line 6
         with phase("encoding"):
             latents = path.encode_buffer(models, replay, *how)

@@ -23,11 +23,49 @@ from psdrl.kernels.convolution import (
 FEW_FRAMES = 8  # 1 frame: 167 us by oneDNN, 110 by products; 8: 323 and 266; 16: 387 and 503 (cpu preset)
 
 
-class Autoencoder(nn.Module):
+class Encoder(nn.Module):
+    """Observations to latent states. This one is for vectors, which are their own latent state: nothing is learned."""
+
+    trained = False  # whether there are parameters to learn (Eq. 1)
+    renewed = False  # whether something is taken from the stored observations in every update
+    latent_size: int
+    places: Places | None  # the grid that a latent state is, if it is one
+
+    def __init__(self, size: int, grid: tuple[int, int, int] | None = None) -> None:
+        super().__init__()
+        self.latent_size = size
+        self.places = Places(*grid, channels_last=True) if grid else None
+        self.like: Tensor
+        self.register_buffer("like", torch.zeros(()), persistent=False)  # carries device and dtype
+
+    def encode(self, observations: Tensor) -> Tensor:
+        """Latent states z (n, Z) of observations as the environment gives them."""
+        return observations.to(self.like)
+
+    def encode_plainly(self, observations: Tensor) -> Tensor:
+        """The same, for the oracle."""
+        return self.encode(observations)
+
+    def reconstruct(self, observations: Tensor) -> tuple[Tensor, Tensor]:
+        """What Eq. 1 compares: the observations and D(E(.)) of them."""
+        latents = self.encode(observations)
+        return latents, latents
+
+    def reconstruct_plainly(self, observations: Tensor) -> tuple[Tensor, Tensor]:
+        """The same, for the oracle."""
+        return self.reconstruct(observations)
+
+    def renew(self, chunks: Iterable[Tensor]) -> None:
+        """Take what there is to take from the stored observations, given in chunks."""
+
+
+class Autoencoder(Encoder):
     """Convolutional encoder E and decoder D for images (Fig. 1a)."""
 
+    trained = True
+
     def __init__(self, shape: tuple[int, ...], config: AutoencoderConfig) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
         channels, height, width = shape
         if height != width:
             raise UserError(f"Images of {height}x{width} are not supported: they must be square.")
@@ -73,7 +111,7 @@ class Autoencoder(nn.Module):
         # First and last layer as products with the image's patches, if these tile it at both ends.
         ends = {config.kernels[0], config.strides[0], config.decoder_kernels[-1]}
         self.patch = config.strides[0] if len(ends) == 1 and height % config.strides[0] == 0 else 0
-        self.normalised = config.mean_frame
+        self.normalised = self.renewed = config.mean_frame
         self.mean_frame: Tensor
         self.contrast: Tensor
         self.register_buffer("mean_frame", torch.zeros(shape))
@@ -103,7 +141,7 @@ class Autoencoder(nn.Module):
         return (patches - self.patch_offset).mul_(self.patch_gain) if self.normalised else self._scaled(patches)
 
     @torch.no_grad()
-    def refresh(self, chunks: Iterable[Tensor]) -> None:
+    def renew(self, chunks: Iterable[Tensor]) -> None:
         """Take mean frame and contrast (one over the pixels' root mean square deviation) from all observations."""
         count, total, squares = 0, torch.zeros_like(self.mean_frame), torch.zeros_like(self.mean_frame)
         for observations in chunks:
@@ -143,6 +181,13 @@ class Autoencoder(nn.Module):
         assert last.bias is not None
         return patches, to_tiles(x, last.weight, last.bias)
 
+    def encode_plainly(self, observations: Tensor) -> Tensor:
+        return self.encoder(self.images(observations))
+
+    def reconstruct_plainly(self, observations: Tensor) -> tuple[Tensor, Tensor]:
+        images = self.images(observations)
+        return images, self.decoder(self.encoder(images))
+
     def _encode_patches(self, patches: Tensor) -> Tensor:
         first, *rest = self.encoder
         if len(patches) <= FEW_FRAMES and patches.is_cpu and not torch.is_grad_enabled():
@@ -163,23 +208,3 @@ class Autoencoder(nn.Module):
         x = x.permute(0, 3, 1, 2).flatten(1)
         last = self.encoder[-1]
         return last(x) if isinstance(last, nn.Linear) else x
-
-    def decode(self, latents: Tensor) -> Tensor:
-        """Images (n, c, 64, 64) in [0, 1] from latent states (n, Z)."""
-        images = self.decoder(latents)
-        return images / self.contrast + self.mean_frame if self.normalised else images
-
-
-class Identity(nn.Module):
-    """For vector observations: the observation is the latent state; there is nothing to train."""
-
-    def __init__(self, size: int, grid: tuple[int, int, int] | None = None) -> None:
-        super().__init__()
-        self.latent_size = size
-        self.places = Places(*grid, channels_last=True) if grid else None
-        self.like: Tensor
-        self.register_buffer("like", torch.zeros(()), persistent=False)  # carries device and dtype
-
-    def encode(self, observations: Tensor) -> Tensor:
-        """Latent states z (n, Z) of observations (n, Z)."""
-        return observations.to(self.like)

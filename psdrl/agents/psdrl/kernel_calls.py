@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import torch
 
+from psdrl.agents.psdrl.lookahead.factored import Predictions, predict
 from psdrl.agents.psdrl.models import Models, SampledModel
 from psdrl.agents.psdrl.planning import value_gradient
 from psdrl.agents.psdrl.settings import PsdrlConfig
 from psdrl.envs.vector import EnvSpec
 from psdrl.kernels import checks
 from psdrl.kernels.linear_tanh import linear_tanh
-from psdrl.kernels.lookahead.factored import Predictions, folded, predict
 
 
 class KernelCalls(NamedTuple):
@@ -38,7 +38,7 @@ class KernelCalls(NamedTuple):
 
 def _predictions(models: Models, config: PsdrlConfig, states: int) -> Predictions:
     output = models.forward_model.output
-    model = folded(models.forward_model, SampledModel(output.weight.detach(), output.bias.detach()))
+    model = models.forward_model.fold(SampledModel(output.weight.detach(), output.bias.detach()))
     latents = torch.empty(states, models.autoencoder.latent_size)
     hidden = torch.empty(states, config.forward.hidden)
     return predict(model, models.termination, latents, hidden, config.termination.threshold)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from psdrl.agents.psdrl.encoder import Autoencoder
+from psdrl.agents.psdrl.encoder import Encoder
 from psdrl.agents.psdrl.models import ForwardModel, Models, TanhNet, one_hot
 from psdrl.agents.psdrl.settings import PsdrlConfig
 from psdrl.kernels.linear_tanh import linear_tanh
@@ -40,7 +40,7 @@ def make_optimisers(models: Models, config: PsdrlConfig, fused: bool = True) -> 
         "termination": (models.termination, config.termination.learning_rate),
         "value": (models.value, config.value.learning_rate),
     }
-    if isinstance(models.autoencoder, Autoencoder):
+    if models.autoencoder.trained:
         networks["autoencoder"] = (models.autoencoder, config.autoencoder.learning_rate)
     optimisers: Optimisers = {}
     for name, (network, rate) in networks.items():
@@ -67,7 +67,7 @@ def gradient_step(optimiser: torch.optim.Optimizer, loss: Tensor) -> None:
     optimiser.step()
 
 
-def autoencoder_loss(autoencoder: Autoencoder, observations: Tensor, reduction: str) -> Tensor:
+def autoencoder_loss(autoencoder: Encoder, observations: Tensor, reduction: str) -> Tensor:
     """Eq. 1 for observations (n, c, 64, 64): squared error of the reconstruction, averaged over n."""
     error = F.mse_loss(*autoencoder.reconstruct(observations), reduction=reduction)
     return error / len(observations) if reduction == "sum" else error
@@ -90,7 +90,7 @@ def train_autoencoder(
 ) -> Losses:
     """Line 6 of Algorithm 1: per iteration B gradient steps, each on the L observations of one sequence."""
     autoencoder = models.autoencoder
-    if not isinstance(autoencoder, Autoencoder):
+    if not autoencoder.trained:
         return {}
     optimiser, loss_of = optimisers["autoencoder"], execution.compiled(autoencoder_loss)
 

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from psdrl.agents.psdrl.encoder import Autoencoder, Identity
+from psdrl.agents.psdrl.encoder import Autoencoder, Encoder
 from psdrl.agents.psdrl.grid import Places, maximum
+from psdrl.agents.psdrl.lookahead import factored, grid
+from psdrl.agents.psdrl.regression import LocalStatistics, Statistics
 from psdrl.agents.psdrl.settings import ForwardConfig, PsdrlConfig
 from psdrl.envs.vector import EnvSpec
 from psdrl.errors import UserError
@@ -100,6 +102,17 @@ class ForwardModel(nn.Module):
         """Prediction [z', r] (n, Z + 1) by an output layer."""
         return F.linear(features, weight, bias)
 
+    def statistics(self, device: torch.device) -> Statistics:
+        """Of no data yet, for this model's features and outputs."""
+        outputs, features = self.output.weight.shape
+        return Statistics.empty(features, outputs, device)
+
+    def fold(self, sample: "SampledModel") -> Any:
+        """A sampled model, prepared for the predictions of all actions: `predicted(latents, hidden)`. Made once per
+        sample, which belongs to the forward model as it was when it was drawn."""
+        sample.folded = sample.folded or factored.fold(self, sample)
+        return sample.folded
+
     def forward(self, latents: Tensor, actions: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Prediction [z', r] (n, Z + 1) with the trained output layer, and h' (n, H)."""
         hidden = self.next_hidden(latents, actions, hidden)
@@ -122,6 +135,14 @@ class LocalForwardModel(ForwardModel):
         self.places: Places = places
         self.place_bias = nn.Parameter(torch.zeros(places.count, config.units))  # walls and edges
         self.gates = nn.Parameter(torch.randn(num_actions, config.units))
+
+    def statistics(self, device: torch.device) -> Statistics:
+        everywhere = self.gru.hidden_size + self.num_actions if self.skip else 0
+        return LocalStatistics(self.places, self.output.in_features, everywhere, device)
+
+    def fold(self, sample: "SampledModel") -> Any:
+        sample.folded = sample.folded or grid.fold(self, sample)
+        return sample.folded
 
     def parts(self, weight: Tensor) -> tuple[Tensor, ...]:
         """Columns of the first feature layer for h', the neighbourhood and the action."""
@@ -189,6 +210,10 @@ class TanhNet(nn.Module):
             x = tanh_layer(x, layer.weight, layer.bias)
         return last(x).squeeze(1)
 
+    def fast(self, x: Tensor) -> Tensor:
+        """The same by the kernels, without autograd."""
+        return factored.tanh_net(self, x)
+
 
 class LocalTanhNet(TanhNet):
     """The same network at every place (`--termination.local`); the output is linear in the maximum over the places."""
@@ -205,6 +230,9 @@ class LocalTanhNet(TanhNet):
         for layer in hidden_layers:
             y = tanh_layer(y, layer.weight, layer.bias)
         return last(maximum(y.view(len(x), self.places.count, -1))).squeeze(1)
+
+    def fast(self, x: Tensor) -> Tensor:
+        return grid.tanh_net(self, x)
 
 
 class Smallest(nn.ModuleList):
@@ -233,7 +261,7 @@ class SampledModel:
 
     weight: Tensor  # (Z + 1, k)
     bias: Tensor  # (Z + 1,), zero for a draw: the posterior has no bias
-    folded: Any = field(default=None, repr=False)  # filled by psdrl.kernels.lookahead.factored at first use
+    folded: Any = field(default=None, repr=False)  # filled by `ForwardModel.fold`
 
 
 LEAST_DEVIATION = 0.1  # of the largest: pixels that hardly ever change must not become the loudest
@@ -244,8 +272,8 @@ class Models(nn.Module):
 
     def __init__(self, config: PsdrlConfig, spec: EnvSpec) -> None:
         super().__init__()
-        self.autoencoder: Autoencoder | Identity = (
-            Autoencoder(spec.shape, config.autoencoder) if spec.kind == "image" else Identity(spec.shape[0], spec.grid)
+        self.autoencoder: Encoder = (
+            Autoencoder(spec.shape, config.autoencoder) if spec.kind == "image" else Encoder(spec.shape[0], spec.grid)
         )
         latent, hidden = self.autoencoder.latent_size, config.forward.hidden
         places = self.autoencoder.places

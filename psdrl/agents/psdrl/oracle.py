@@ -8,13 +8,13 @@ action gets a forward-model call of its own.
 import torch
 from torch import Tensor
 
-from psdrl.agents.psdrl.encoder import Autoencoder
+from psdrl.agents.psdrl.encoder import Encoder
 from psdrl.agents.psdrl.learning import Latents, Losses, Optimisers, Sampler, forward_loss, gradient_step
+from psdrl.agents.psdrl.lookahead import lookahead
 from psdrl.agents.psdrl.models import Models, SampledModel, value_of
 from psdrl.agents.psdrl.planning import follow
+from psdrl.agents.psdrl.regression import Statistics
 from psdrl.agents.psdrl.settings import PsdrlConfig
-from psdrl.agents.psdrl.statistics import AnyStatistics, empty_statistics
-from psdrl.kernels.lookahead import lookahead
 from psdrl.replay.episodes import Replay
 
 
@@ -33,16 +33,13 @@ class EncodeOnUse:
 
     @torch.no_grad()
     def _encoded(self, slots: Tensor) -> Tensor:
-        autoencoder, observations = self.models.autoencoder, self.replay.frames(slots)
-        if isinstance(autoencoder, Autoencoder):
-            return autoencoder.encoder(autoencoder.images(observations))
-        return autoencoder.encode(observations)
+        return self.models.autoencoder.encode_plainly(self.replay.frames(slots))
 
 
-def autoencoder_loss(autoencoder: Autoencoder, observations: Tensor, reduction: str) -> Tensor:
+def autoencoder_loss(autoencoder: Encoder, observations: Tensor, reduction: str) -> Tensor:
     """Eq. 1 for observations (n, c, 64, 64): squared error of the reconstruction, averaged over n."""
-    images = autoencoder.images(observations)
-    error = (autoencoder.decoder(autoencoder.encoder(images)) - images).square().flatten(1)
+    images, reconstructed = autoencoder.reconstruct_plainly(observations)
+    error = (reconstructed - images).square().flatten(1)
     return (error.sum(1) if reduction == "sum" else error.mean(1)).mean()
 
 
@@ -51,7 +48,7 @@ def train_autoencoder(
 ) -> Losses:
     """Line 6 of Algorithm 1: per iteration B gradient steps, each on the L observations of one sequence."""
     autoencoder = models.autoencoder
-    if not isinstance(autoencoder, Autoencoder):
+    if not autoencoder.trained:
         return {}
     losses = []
     for _ in range(config.autoencoder.iterations):
@@ -100,11 +97,11 @@ def train_forward(
 
 
 @torch.no_grad()
-def buffer_statistics(models: Models, replay: Replay, latents: Latents) -> AnyStatistics:
+def buffer_statistics(models: Models, replay: Replay, latents: Latents) -> Statistics:
     """Features and targets of all stored transitions. Hidden states run from zero through each whole episode; at
     time t the episodes that are still running go on together, so nothing is padded."""
     forward_model = models.forward_model
-    statistics = empty_statistics(forward_model, replay.device)
+    statistics = forward_model.statistics(replay.device)
     episodes = sorted(replay.episodes, key=lambda episode: -episode.length)
     starts = torch.tensor([episode.start for episode in episodes], device=replay.device)
     lengths = torch.tensor([episode.length for episode in episodes])
@@ -115,7 +112,7 @@ def buffer_statistics(models: Models, replay: Replay, latents: Latents) -> AnySt
         z, following, actions = latents[now], latents[(now + 1) % replay.num_slots], replay.actions[now]
         hidden = forward_model.next_hidden(z, actions, hidden[:active])
         targets = torch.cat([following, replay.rewards[now, None].to(z)], 1)
-        statistics.add(forward_model.features(hidden, z, actions), targets)  # type: ignore[arg-type]
+        statistics.add(forward_model.features(hidden, z, actions), targets)
     return statistics
 
 

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from psdrl.agents.psdrl.deduplicate import firsts
 from psdrl.agents.psdrl.learning import Losses, Optimisers, Sampler, scan
+from psdrl.agents.psdrl.lookahead.factored import Predictions, joined, predict
 from psdrl.agents.psdrl.models import ForwardModel, Models, SampledModel, Smallest, TanhNet, one_hot
 from psdrl.agents.psdrl.settings import PsdrlConfig
 from psdrl.kernels.linear_tanh import linear, linear_tanh
 from psdrl.kernels.linear_tanh.aten import product
-from psdrl.kernels.lookahead.factored import Predictions, folded, joined, predict
 from psdrl.replay.episodes import Batch
 from psdrl.runtime.execution import EAGER, Execution, optimiser_state
 from psdrl.runtime.graphs import Step
@@ -178,7 +178,7 @@ def train_value(
     @torch.no_grad()
     def foresee(z: Tensor, hidden: Tensor) -> Predictions:
         with execution.autocast():
-            sampled = folded(forward_model, model)
+            sampled = forward_model.fold(model)
             return predict_all(sampled, models.termination, z, hidden, threshold)
 
     run = execution.kept("value", steps, lambda: optimiser_state(value, optimiser))

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from psdrl.agents.psdrl.models import Models, SampledModel
+from psdrl.agents.psdrl.regression import Statistics
 from psdrl.agents.psdrl.settings import PsdrlConfig
-from psdrl.agents.psdrl.statistics import AnyStatistics, LocalStatistics, Statistics
 from psdrl.errors import UserError
 from psdrl.kernels.posterior import chol_update_, posterior_factor, posterior_mean, posterior_sample
 
@@ -54,16 +54,6 @@ def inverse_norm(factor: Tensor) -> Tensor:
     return torch.stack(panels).sum()
 
 
-def factorised(data: AnyStatistics, priors: Tensor, noises: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """`posterior_factor` of each group (g,): of one Gram matrix, or of that of the places and that of their maxima."""
-    if isinstance(data, Statistics):
-        return posterior_factor(data.lower, priors, noises)
-    grams = (data.lower, data.reward.lower)
-    parts = [posterior_factor(gram, priors[g : g + 1], noises[g : g + 1]) for g, gram in enumerate(grams)]
-    factors, jitter, info = (torch.cat(part) for part in zip(*parts, strict=True))
-    return factors, jitter, info
-
-
 class Posterior:
     """Posterior of the output layer's rows w_j, and draws from it.
 
@@ -89,7 +79,7 @@ class Posterior:
             self.fit(Statistics.empty(features, outputs, device))
 
     @torch.no_grad()
-    def fit(self, data: AnyStatistics) -> Metrics:
+    def fit(self, data: Statistics) -> Metrics:
         """Line 9: mu_j and Sigma_j from the data (Eq. 4); returns what is worth logging, still on the device."""
         if self.rule == "released":
             return self._fit_released(data)
@@ -102,31 +92,27 @@ class Posterior:
             metrics |= self._named(g, data, self.noises[g] * ridge, trace)
         return metrics
 
-    def _regress(self, data: AnyStatistics) -> Tensor:
+    def _regress(self, data: Statistics) -> Tensor:
         """Eq. 4; returns the jitter (g,) of the factorisation."""
-        self.factors, jitter, info = factorised(data, self.priors, self.noises)
+        self.factors, jitter, info = data.factorised(self.priors, self.noises)
         check(info)
         self.mean.copy_(posterior_mean(self.factors, data.cross, self.sizes, self.noises))
         return jitter
 
-    def _rows(self, g: int, data: AnyStatistics) -> int:
-        """Rows that the group's regression has."""
-        return data.near.rows if isinstance(data, LocalStatistics) and g == 0 else data.rows
-
-    def _residuals(self, g: int, data: AnyStatistics, ridge: Tensor) -> Tensor:
+    def _residuals(self, g: int, data: Statistics, ridge: Tensor) -> Tensor:
         """Mean squared residuals of the group's outputs.
 
         The residual is t.t - 2 mu.c + mu.G mu, of which (G + ridge I) mu = c leaves t.t - mu.c - ridge mu.mu."""
         outputs = self.groups[g].outputs
         mean = self.mean[outputs]
         fit = data.squares[outputs] - (mean * data.cross[:, outputs].T).sum(1) - ridge * mean.square().sum(1)
-        return (fit / max(1, self._rows(g, data))).clamp(min=0)
+        return (fit / max(1, data.rows_of(g))).clamp(min=0)
 
-    def _fit_released(self, data: AnyStatistics) -> Metrics:
+    def _fit_released(self, data: Statistics) -> Metrics:
         """The ridge regression of the released code is Eq. 4 with prior 1 / ridge and noise 1."""
         ridge, scale = self.config.released_ridge, self.config.released_scale
         one = torch.ones_like(self.noises)
-        factors, jitter, info = factorised(data, one / ridge, one)
+        factors, jitter, info = data.factorised(one / ridge, one)
         check(info)
         self.mean.copy_(posterior_mean(factors, data.cross, self.sizes, one))
         self.factors = torch.stack([scale * torch.cholesky_inverse(factor) for factor in factors])
@@ -137,9 +123,9 @@ class Posterior:
             metrics |= self._named(g, data, ridge + jitter[g], trace)
         return metrics
 
-    def _named(self, g: int, data: AnyStatistics, ridge: Tensor, trace: Tensor) -> Metrics:
+    def _named(self, g: int, data: Statistics, ridge: Tensor, trace: Tensor) -> Metrics:
         """Predictive standard deviation and root mean squared residual, for latents and reward."""
-        last, rows = len(self.mean) - 1, max(1, self._rows(g, data))
+        last, rows = len(self.mean) - 1, max(1, data.rows_of(g))
         spread = (trace / rows).clamp(min=0).sqrt() if data.rows else 0.0
         outputs, residual = self.groups[g].outputs, self._residuals(g, data, ridge)
         metrics: Metrics = {}

@@ -88,28 +88,21 @@ def _small(base: PsdrlConfig) -> PsdrlConfig:
 
 
 def _minatar(base: PsdrlConfig) -> PsdrlConfig:
-    """MinAtar: three frames per observation, for no single one shows when the player or a car may move again; one
-    network for all places of the grid, for what is learned of one must hold for all; planes of equal scale, for the
-    player is one cell in a hundred; ends learned from predictions too, and heavier, for those are what planning asks
-    about; small prior variances and faster targets, for what an untried action promised must be forgotten again; one
-    value network, for the smaller of two falls below 0 where rewards are rare. Breakout keeps single frames and
-    features of the whole state, for with places its draws are soon alike: 2 or 3 points in every episode
-    (tuning/minatar/breakout/places). Freeway takes more steps, for its episodes have 2,500. [ours:
-    docs/learning.md; measured: results/minatar]"""
+    """MinAtar: one network for all places of the grid. [ours: docs/learning.md; measured: results/minatar]"""
     small = _small(base)
-    if base.env == "minatar/breakout":
-        return small
     return replace(
         small,
-        minatar=MinAtarConfig(stack=3),
-        latent=LatentConfig(standardise=True),
+        minatar=MinAtarConfig(stack=3),  # no single frame shows when the player or a car may move again
+        latent=LatentConfig(standardise=True),  # planes of equal scale: the player is one cell in a hundred
         forward=ForwardConfig(
             3, 32, 1, "tanh", skip=True, local=True, window=3, learning_rate=5e-3, iterations=30, reward_weight=0
-        ),
+        ),  # local: what is learned of one place must hold for all
+        # Ends are learned from predictions too, and weigh more: those are what planning asks about.
         termination=TerminationConfig(3, 16, learning_rate=3e-3, local=True, predicted=True, weight=10.0),
+        # One network: the smaller of two falls below 0 where rewards are rare. Fast targets: what an untried action
+        # promised must be forgotten again.
         value=replace(small.value, target_rate=0.6, networks=1, random_share=0.1),
         posterior=replace(small.posterior, prior_latent=0.01, prior_reward=0.1),
-        steps=30_000 if base.env == "minatar/freeway" else 15_000,
     )
 
 

@@ -4,15 +4,17 @@ What a place sees of z is computed once per state; h' and the action add one vec
 all places, and the action's gates multiply what is seen. The grid itself is P times as many rows of a small network.
 """
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from psdrl.agents.psdrl.grid import Places, maximum
-from psdrl.agents.psdrl.models import LocalForwardModel, LocalTanhNet, SampledModel
 from psdrl.kernels.gru_actions import gru_actions
 from psdrl.kernels.linear_tanh import linear, linear_tanh
+
+if TYPE_CHECKING:
+    from psdrl.agents.psdrl.models import LocalForwardModel, LocalTanhNet, SampledModel
 
 
 class LocalFolded(NamedTuple):
@@ -36,9 +38,30 @@ class LocalFolded(NamedTuple):
     direct: Tensor  # (C + 1, H) W~ on h'
     direct_columns: Tensor  # (A, C + 1)
 
+    def predicted(self, latents: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """[z^, r^] (n A, Z + 1) of all actions, and h' (n A, H), from latent states (n, Z) and hidden states (n, H)."""
+        places, count, num_actions, units = self.places, len(latents), len(self.gru_columns), len(self.seen)
+        state = linear(latents, self.gru, self.gru_bias)
+        recurrent = linear(hidden, self.recurrent, self.recurrent_bias)
+        rows = gru_actions(state, recurrent, self.gru_columns, hidden).flatten(0, 1)
+        seen = places.look(latents, self.seen)[:, None]
+        action = linear(rows, self.first).view(count, num_actions, 1, units) + self.first_columns[:, None]
+        x = torch.addcmul(action + self.place_bias, seen, self.gates[:, None]).tanh_().view(-1, units)
+        for weight, bias in self.hidden:
+            x = linear_tanh(x, weight, bias)
+        most = maximum(x.view(count * num_actions, places.count, units))
+        own = linear(x, self.output[:-1], self.bias[:-1]).view(count, num_actions, places.count, places.channels)
+        reward = linear(most, self.output[-1:], self.bias[-1:]).view(count, num_actions, 1)
+        if len(self.own):
+            direct = linear(rows, self.direct).view(count, num_actions, -1) + self.direct_columns
+            own = own + (places.own(latents) @ self.own.T)[:, None] + direct[:, :, None, :-1]
+            reward = reward + direct[..., -1:]
+        own = own.reshape(count * num_actions, places.count, places.channels)
+        return torch.cat([places.flat(own), reward.view(-1, 1)], 1), rows
+
 
 @torch.no_grad()
-def fold(forward_model: LocalForwardModel, sample: SampledModel) -> LocalFolded:
+def fold(forward_model: "LocalForwardModel", sample: "SampledModel") -> LocalFolded:
     """Prepare a sampled model, once per sample."""
     gru, latent, places = forward_model.gru, forward_model.latent_size, forward_model.places
     first, *hidden = forward_model.linear_layers()
@@ -68,29 +91,7 @@ def fold(forward_model: LocalForwardModel, sample: SampledModel) -> LocalFolded:
     )
 
 
-def predicted(model: LocalFolded, latents: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-    """[z^, r^] (n A, Z + 1) of all actions, and h' (n A, H), from latent states (n, Z) and hidden states (n, H)."""
-    places, count, num_actions, units = model.places, len(latents), len(model.gru_columns), len(model.seen)
-    state = linear(latents, model.gru, model.gru_bias)
-    recurrent = linear(hidden, model.recurrent, model.recurrent_bias)
-    rows = gru_actions(state, recurrent, model.gru_columns, hidden).flatten(0, 1)
-    seen = places.look(latents, model.seen)[:, None]
-    action = linear(rows, model.first).view(count, num_actions, 1, units) + model.first_columns[:, None]
-    x = torch.addcmul(action + model.place_bias, seen, model.gates[:, None]).tanh_().view(-1, units)
-    for weight, bias in model.hidden:
-        x = linear_tanh(x, weight, bias)
-    most = maximum(x.view(count * num_actions, places.count, units))
-    own = linear(x, model.output[:-1], model.bias[:-1]).view(count, num_actions, places.count, places.channels)
-    reward = linear(most, model.output[-1:], model.bias[-1:]).view(count, num_actions, 1)
-    if len(model.own):
-        direct = linear(rows, model.direct).view(count, num_actions, -1) + model.direct_columns
-        own = own + (places.own(latents) @ model.own.T)[:, None] + direct[:, :, None, :-1]
-        reward = reward + direct[..., -1:]
-    own = own.reshape(count * num_actions, places.count, places.channels)
-    return torch.cat([places.flat(own), reward.view(-1, 1)], 1), rows
-
-
-def tanh_net(net: LocalTanhNet, x: Tensor) -> Tensor:
+def tanh_net(net: "LocalTanhNet", x: Tensor) -> Tensor:
     """The network on rows (n, Z) -> (n,), without autograd."""
     first, *hidden, last = net.linear_layers()
     y = (net.places.look(x, first.weight) + (net.place_bias + first.bias)).tanh_().flatten(0, 1)

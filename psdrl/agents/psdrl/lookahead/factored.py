@@ -7,19 +7,31 @@ Per state-action row at the paper's sizes: 15.8M multiply-adds instead of 29.7M 
 """
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from psdrl.agents.psdrl.models import ForwardModel, LocalForwardModel, LocalTanhNet, SampledModel, Smallest, TanhNet
 from psdrl.kernels import dispatch
 from psdrl.kernels.greedy import best_return, greedy_action, one_step_returns
 from psdrl.kernels.gru_actions import gru_actions
 from psdrl.kernels.linear_tanh import linear, linear_tanh
 from psdrl.kernels.linear_tanh.aten import few_rows
-from psdrl.kernels.lookahead import local
 from psdrl.kernels.tanh_dot import tanh_dot
+
+if TYPE_CHECKING:
+    from psdrl.agents.psdrl.models import ForwardModel, SampledModel, Smallest, TanhNet
+
+
+class FoldedModel(Protocol):
+    """A sampled model of either kind (`ForwardModel.fold`)."""
+
+    @property
+    def gru_columns(self) -> Tensor:
+        """(A, 3H) what each action adds to the GRU's input projection."""
+
+    def predicted(self, latents: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """[z^, r^] (n A, Z + 1) of all actions, and h' (n A, H), from latent states (n, Z) and hidden states (n, H)."""
 
 
 class Folded(NamedTuple):
@@ -41,9 +53,26 @@ class Folded(NamedTuple):
     direct: Tensor  # (D, H) from h' to the prediction; D is Z + 1, or 0: there is no direct way
     direct_columns: Tensor  # (A, D) what each action adds to the prediction
 
+    def predicted(self, latents: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """[z^, r^] (n A, Z + 1) of all actions, and h' (n A, H), from latent states (n, Z) and hidden states (n, H)."""
+        size = hidden.shape[1]
+        state = linear(latents, self.state, self.state_bias)
+        recurrent = linear(hidden, self.recurrent, self.recurrent_bias)
+        rows = gru_actions(state[:, : 3 * size], recurrent, self.gru_columns, hidden).flatten(0, 1)
+        units, ways = len(self.first), []
+        if units:
+            x = linear_tanh(rows, self.first, None, state[:, 3 * size : 3 * size + units], self.first_columns)
+            for weight, bias in self.hidden:
+                x = linear_tanh(x, weight, bias)
+            ways.append(linear(x, self.output, self.output_bias))
+        if len(self.direct):
+            of_state = state[:, None, 3 * size + units :] + self.direct_columns
+            ways.append(linear(rows, self.direct) + of_state.flatten(0, 1))
+        return sum(ways[1:], ways[0]), rows
+
 
 @torch.no_grad()
-def fold(forward_model: ForwardModel, sample: SampledModel) -> Folded:
+def fold(forward_model: "ForwardModel", sample: "SampledModel") -> Folded:
     """Prepare a sampled model, once per sample; products in float64."""
     gru, latent = forward_model.gru, forward_model.latent_size
     size = gru.hidden_size
@@ -78,22 +107,8 @@ def fold(forward_model: ForwardModel, sample: SampledModel) -> Folded:
     )
 
 
-AnyFolded = Folded | local.LocalFolded
-
-
-def folded(forward_model: ForwardModel, sample: SampledModel) -> AnyFolded:
-    """The folded model, made at first use; a sample belongs to the forward model as it was when it was drawn."""
-    if sample.folded is None and isinstance(forward_model, LocalForwardModel):
-        sample.folded = local.fold(forward_model, sample)
-    elif sample.folded is None:
-        sample.folded = fold(forward_model, sample)
-    return sample.folded
-
-
-def tanh_net(net: TanhNet, x: Tensor) -> Tensor:
+def tanh_net(net: "TanhNet", x: Tensor) -> Tensor:
     """The network on rows (n, inputs) -> (n,), without autograd."""
-    if isinstance(net, LocalTanhNet):
-        return local.tanh_net(net, x)
     layers = net.linear_layers()
     if few_rows(x) and dispatch.unconstrained("tanh_dot") and not torch.is_autocast_enabled("cpu"):  # acting
         weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
@@ -116,26 +131,26 @@ class Predictions(NamedTuple):
         """The predictions of some of the states."""
         return Predictions(self.latents_hidden[rows], self.rewards[rows], self.omega[rows], self.threshold)
 
-    def values(self, value: Smallest) -> Tensor:
+    def values(self, value: "Smallest") -> Tensor:
         """V(z^, h') (n, A)."""
         rows = self.latents_hidden.flatten(0, 1)
-        first, *others = (tanh_net(network, rows) for network in value.networks())
+        first, *others = (network.fast(rows) for network in value.networks())
         for other in others:
             first = torch.minimum(first, other)
         return first.view_as(self.rewards)
 
-    def returns(self, value: Smallest, discount: float) -> Tensor:
+    def returns(self, value: "Smallest", discount: float) -> Tensor:
         """r^ + gamma * 1[omega < threshold] * V(z^, h') (n, A)."""
         return one_step_returns(self.rewards, self.omega, self.values(value), discount, self.threshold)
 
-    def planned(self, value: Smallest, discount: float, random: float = 0.0) -> Tensor:
+    def planned(self, value: "Smallest", discount: float, random: float = 0.0) -> Tensor:
         """The return (n,) of the best action, of which a share is taken at random."""
         if not random:
             return best_return(self.rewards, self.omega, self.values(value), discount, self.threshold)
         returns = self.returns(value, discount)
         return torch.lerp(returns.amax(1), returns.mean(1), random)
 
-    def action(self, value: Smallest, discount: float, lots: Tensor) -> Tensor:
+    def action(self, value: "Smallest", discount: float, lots: Tensor) -> Tensor:
         """The best action (n,), for acting; `lots` (n, A) break ties, see `psdrl.kernels.greedy`."""
         return greedy_action(self.rewards, self.omega, self.values(value), discount, self.threshold, lots)
 
@@ -146,39 +161,20 @@ def joined(parts: Iterable[Predictions]) -> Predictions:
     return Predictions(torch.cat(latents_hidden), torch.cat(rewards), torch.cat(omega), thresholds[0])
 
 
-def predicted(model: Folded, latents: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-    """[z^, r^] (n A, Z + 1) of all actions, and h' (n A, H), from latent states (n, Z) and hidden states (n, H)."""
-    size = hidden.shape[1]
-    state = linear(latents, model.state, model.state_bias)
-    recurrent = linear(hidden, model.recurrent, model.recurrent_bias)
-    rows = gru_actions(state[:, : 3 * size], recurrent, model.gru_columns, hidden).flatten(0, 1)
-    units, ways = len(model.first), []
-    if units:
-        x = linear_tanh(rows, model.first, None, state[:, 3 * size : 3 * size + units], model.first_columns)
-        for weight, bias in model.hidden:
-            x = linear_tanh(x, weight, bias)
-        ways.append(linear(x, model.output, model.output_bias))
-    if len(model.direct):
-        of_state = state[:, None, 3 * size + units :] + model.direct_columns
-        ways.append(linear(rows, model.direct) + of_state.flatten(0, 1))
-    return sum(ways[1:], ways[0]), rows
-
-
 def predict(
-    model: AnyFolded,
-    termination: TanhNet,
+    model: FoldedModel,
+    termination: "TanhNet",
     latents: Tensor,
     hidden: Tensor,
     threshold: float,
 ) -> Predictions:
     """All actions from latent states (n, Z) and hidden states (n, H): n * A rows in bulk."""
     latent, shape = latents.shape[1], (len(latents), len(model.gru_columns))
-    of_all_actions = local.predicted if isinstance(model, local.LocalFolded) else predicted
-    prediction, rows = of_all_actions(model, latents, hidden)  # type: ignore[arg-type]
+    prediction, rows = model.predicted(latents, hidden)
     # The termination network reads z^ from here, not from `prediction`: rows of 2292 start at multiples of 16 bytes,
     # rows of 1537 do not, and a GPU would load them 4 bytes at once.
     following = prediction[:, :latent]
     joint = torch.cat([following, rows], 1)
-    omega = tanh_net(termination, joint[:, :latent])
+    omega = termination.fast(joint[:, :latent])
     rewards = prediction[:, latent].to(joint.dtype)
     return Predictions(joint.view(*shape, joint.shape[1]), rewards.view(shape), omega.to(joint).view(shape), threshold)

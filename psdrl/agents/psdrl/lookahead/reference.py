@@ -1,11 +1,12 @@
 """The oracle: one forward-model call per action, as Eq. 6 and 7 are written."""
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from psdrl.agents.psdrl.models import ForwardModel, SampledModel, value_of
+if TYPE_CHECKING:
+    from psdrl.agents.psdrl.models import ForwardModel, SampledModel
 
 
 class Lookahead(NamedTuple):
@@ -16,8 +17,8 @@ class Lookahead(NamedTuple):
 
 
 def lookahead(
-    forward_model: ForwardModel,
-    sample: SampledModel,
+    forward_model: "ForwardModel",
+    sample: "SampledModel",
     termination: nn.Module,
     value: nn.Module,
     latents: Tensor,
@@ -33,7 +34,7 @@ def lookahead(
         features = forward_model.features(h, latents, actions)
         prediction = forward_model.predicted(features, sample.weight, sample.bias)
         z, reward = prediction[:, :-1], prediction[:, -1]
-        next_value = torch.where(termination(z) < threshold, value_of(value, z, h), 0.0)
+        next_value = torch.where(termination(z) < threshold, value(torch.cat([z, h], 1)), 0.0)
         returns.append(reward + discount * next_value)
         next_hidden.append(h)
     return Lookahead(torch.stack(returns, 1), torch.stack(next_hidden, 1))

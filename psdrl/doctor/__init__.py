@@ -216,9 +216,3 @@ def run(options: Doctor) -> int:
         names = ", ".join(dict.fromkeys(result.name for result in wrong if result.kind == kind))
         console.print(f"  {kind} {names}: {HINTS[kind]}.", highlight=False, soft_wrap=True)
     return 1
-
-
-if __name__ == "__main__":
-    from psdrl.cli import main_doctor
-
-    main_doctor()
