@@ -22,6 +22,8 @@ class AtariConfig:
     """Random number of no-ops, 1 to this, at the start of an episode. [released]"""
     max_steps: int = 27_000
     """Steps after which an episode is cut. [released]"""
+    size: int = 64
+    """Height and width of a frame. [paper; its model-free baselines see 84, as Nature DQN does]"""
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,7 @@ MINIMA = {
     "eval_episodes": 1,
     "checkpoint_every": 0,
     "atari.max_steps": 1,
+    "atari.size": 1,
     "minatar.max_steps": 1,
     "minatar.stack": 1,
 }

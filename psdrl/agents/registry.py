@@ -5,6 +5,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from psdrl.agents.bootstrap import presets as bootstrap_presets
+from psdrl.agents.bootstrap.agent import BootstrapAgent
+from psdrl.agents.bootstrap.settings import BootstrapConfig
 from psdrl.agents.interface import Agent
 from psdrl.agents.psdrl import presets as psdrl_presets
 from psdrl.agents.psdrl.ablations import EpsilonGreedyConfig, FreshValueAgent, FreshValueConfig
@@ -37,6 +40,7 @@ AGENTS = {
     "egreedy-exploit": Entry(PsdrlAgent, EpsilonGreedyConfig, _PSDRL),
     "egreedy-explore": Entry(PsdrlAgent, EpsilonGreedyConfig, _PSDRL),
     "fresh-value": Entry(FreshValueAgent, FreshValueConfig, _PSDRL),
+    "bootstrap": Entry(BootstrapAgent, BootstrapConfig, Presets(bootstrap_presets.PRESETS, psdrl_presets.choose)),
 }
 SELECTION = ("game", "env", "preset", "algo", "device")  # what a preset depends on
 

@@ -80,9 +80,9 @@ def train(agent: Agent, env: VectorEnv, log: Log | None = None, stop: Callable[[
             profile.before(agent.updates)
             metrics = agent.update(log.phase)
             profile.after(agent.updates - 1)
-            metrics |= {"time/acting": acting}
-            acting = 0.0
-            log.scalars(agent.step, metrics)
+            if metrics:  # agents that learn at every step report now and then
+                log.scalars(agent.step, metrics | {"time/acting": acting})
+                acting = 0.0
             log.phase("acting")
         before = time.perf_counter()
         group.act()
