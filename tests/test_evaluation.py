@@ -39,6 +39,8 @@ def test_each_episode_starts_with_hidden_state_zero(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(Actor, "act", watched)
     evaluation.evaluate(small_agent(), 3)
-    assert [(episode, t) for episode, t, _ in seen] == [(e, t) for e, length in enumerate(LENGTHS) for t in range(length)]
+    assert [(episode, t) for episode, t, _ in seen] == [
+        (e, t) for e, length in enumerate(LENGTHS) for t in range(length)
+    ]
     assert [hidden for _, t, hidden in seen if t == 0] == [0, 0, 0], "h of the last episode goes on into the next"
     assert all(hidden > 0 for _, t, hidden in seen if t > 0), "h never moves: the test above would prove nothing"
