@@ -146,7 +146,9 @@ def freeway_after_noops(most: int) -> dict[bytes, int]:
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
     ale = ale_py.ALEInterface()
     ale.setFloat("repeat_action_probability", 0.0)
-    ale.loadROM(roms.get_rom_path("freeway"))
+    rom = roms.get_rom_path("freeway")
+    assert rom is not None
+    ale.loadROM(rom)
     ale.reset_game()
     frames = {}
     for count in range(most + 1):
