@@ -251,8 +251,8 @@ def test_forecast_adds_up():
 
 @pytest.mark.parametrize("episodes", [1, 3])
 def test_forecast_of_evaluation(episodes):
-    """A million steps, evaluated every 10,000: 100 times so many episodes of 2,000 steps of Pong, 1 ms each, acting
-    included in none of it on a device that computes for nothing."""
+    """A million steps, evaluated every 10,000: 100 evaluations of episodes of 2,000 steps, 1 ms each in Pong. On this
+    device acting takes no time."""
     config = configure(game="Pong", preset="paper", device="cpu", eval_episodes=episodes, num_envs=4, env_groups=2)
     assert forecast(config, PONG, FREE).seconds["evaluation"] == pytest.approx(100 * episodes * 2000 * 1e-3)
     assert forecast(config, PONG, FREE, episode=500).seconds["evaluation"] == pytest.approx(100 * episodes * 500e-3)
