@@ -1,6 +1,6 @@
 """What several tests share: the paper's networks written out in NumPy, small agents, filled buffers, a scripted env."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,15 @@ def vector_spec(size: int = 3, actions: int = 2) -> EnvSpec:
 def small_config(**settings: Any) -> PsdrlConfig:
     """Tiny networks; `env` only names a run, the tests bring their own observations."""
     return psdrl.configure(env=settings.pop("env", "deepsea-4"), preset="debug", device="cpu", **settings)
+
+
+def dotted_names(config: Any, prefix: str = "") -> list[str]:
+    """Every setting, those of groups as group.name."""
+    names = []
+    for f in fields(config):
+        value = getattr(config, f.name)
+        names += dotted_names(value, f"{prefix}{f.name}.") if is_dataclass(value) else [prefix + f.name]
+    return names
 
 
 def small_models(config: PsdrlConfig, spec: EnvSpec, seed: int = 0) -> Models:

@@ -136,6 +136,48 @@ def one_noop_seed() -> int:
     return int(np.flatnonzero(info["frame_number"] == 1)[0])
 
 
+@functools.cache
+def freeway_after_noops(most: int) -> dict[bytes, int]:
+    """Frames after 0, 1, ... no-ops, from the emulator itself. Cars move in each of them, so they tell the number."""
+    import ale_py
+    import cv2
+    from ale_py import roms
+
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+    ale = ale_py.ALEInterface()
+    ale.setFloat("repeat_action_probability", 0.0)
+    rom = roms.get_rom_path("freeway")
+    assert rom is not None
+    ale.loadROM(rom)
+    ale.reset_game()
+    frames = {}
+    for count in range(most + 1):
+        frame = cv2.resize(ale.getScreenGrayscale(), (64, 64), interpolation=cv2.INTER_AREA)
+        frames[frame.tobytes()] = count
+        ale.act(0)
+    assert len(frames) == most + 1, "two numbers of no-ops look the same"
+    return frames
+
+
+@pytest.mark.parametrize("noop_max", [1, 5])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_number_of_noops(backend: str, noop_max: int) -> None:
+    """Episodes start after 1 to noop_max no-ops; those of ale-py after 0 to noop_max. That one of six numbers is
+    missing among 60 episodes has a chance of 6 (5/6)^60, 1e-4, and the seeds are fixed."""
+    counts = freeway_after_noops(40)
+    env = make("Freeway", backend, num_envs=4, noop_max=noop_max, max_steps=1)
+    idle, seen = np.zeros(4, np.int64), []
+    frames = env.reset()
+    for _ in range(15):
+        seen += [counts[frame.tobytes()] for frame in frames]
+        assert env.step(idle).truncated.all()
+        step = env.step(idle)
+        assert step.started.all()
+        frames = step.observation
+    env.close()
+    assert set(seen) == set(range(0 if backend == "ale" else 1, noop_max + 1))
+
+
 @needs_envpool
 @pytest.mark.parametrize(("game", "size"), [*((game, 64) for game in MINIMAL_ACTIONS), ("Pong", 84), ("Qbert", 84)])
 def test_backends_show_the_same_frames(game: str, size: int) -> None:

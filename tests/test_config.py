@@ -1,7 +1,7 @@
 """Configuration: the paper's table, presets, flags with their provenance, and the JSON round trip."""
 
 import re
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from psdrl.agents.psdrl.models import Models
 from psdrl.agents.psdrl.validation import check
 from psdrl.config import Config
 from psdrl.errors import UserError
-from tests.helpers import EnvSpec
+from tests.helpers import EnvSpec, dotted_names
 
 # Table "Hyperparameters for PSDRL" of the paper, in its order; the m of the first 100k steps is in its text.
 PAPER_TABLE: dict[str, Any] = {
@@ -48,6 +48,9 @@ PAPER_TABLE: dict[str, Any] = {
     "policy.epsilon": 0.001,
 }
 
+# What results also depend on: the protocol of Atari, from the authors' code, and the threshold on omega in Eq. 7.
+PAPER_PROTOCOL = {"atari.noop_max": 30, "atari.max_steps": 27_000, "termination.threshold": 0.5}
+
 
 def lookup(config: Config, dotted: str) -> Any:
     value: Any = config
@@ -56,17 +59,10 @@ def lookup(config: Config, dotted: str) -> Any:
     return value
 
 
-def dotted_names(config: Any, prefix: str = "") -> list[str]:
-    names = []
-    for f in fields(config):
-        value = getattr(config, f.name)
-        names += dotted_names(value, f"{prefix}{f.name}.") if is_dataclass(value) else [prefix + f.name]
-    return names
-
-
 def test_paper_preset_is_the_papers_table() -> None:
     config = psdrl.configure(game="Pong", preset="paper")
     assert {name: lookup(config, name) for name in PAPER_TABLE} == PAPER_TABLE
+    assert {name: lookup(config, name) for name in PAPER_PROTOCOL} == PAPER_PROTOCOL
     assert (config.algo, config.rule, config.loss_reduction) == ("psdrl", "exact", "sum")
     assert config.steps == 1_000_000
     assert config.eval_every == 10_000

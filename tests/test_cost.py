@@ -249,6 +249,16 @@ def test_forecast_adds_up():
     assert slower.hours > both.hours
 
 
+@pytest.mark.parametrize("episodes", [1, 3])
+def test_forecast_of_evaluation(episodes):
+    """A million steps, evaluated every 10,000: 100 evaluations of episodes of 2,000 steps, 1 ms each in Pong. On this
+    device acting takes no time."""
+    config = configure(game="Pong", preset="paper", device="cpu", eval_episodes=episodes, num_envs=4, env_groups=2)
+    assert forecast(config, PONG, FREE).seconds["evaluation"] == pytest.approx(100 * episodes * 2000 * 1e-3)
+    assert forecast(config, PONG, FREE, episode=500).seconds["evaluation"] == pytest.approx(100 * episodes * 500e-3)
+    assert "evaluation" not in forecast(replace(config, eval_every=0), PONG, FREE).seconds
+
+
 def test_command_line(cli_run):
     """Hours of one prediction, or the table; measures that only a GPU has are refused here."""
     paper = ("cost", "--game", "Pong", "--preset", "paper")

@@ -153,6 +153,22 @@ def test_minatar_sticky_actions() -> None:
     assert abs(sticky_fraction(0.5) - 0.5) < 4 * np.sqrt(0.25 / 200)
 
 
+def test_minatar_sticky_action_ends_with_its_episode() -> None:
+    """Breakout's paddle starts at 4; an episode ends on `right`, the next begins with `left`. Carried out it leads to
+    3, and what sticks before the first action is a no-op; the `right` of the last episode would lead to 5."""
+    env = MinAtar("breakout", sticky=0.5)
+    places = []
+    for seed in range(40):
+        env.reset(seed=seed)
+        while env._game.last_action != env._actions[2]:
+            env.step(np.int64(2))
+        env.reset()
+        assert env._game.env.pos == 4
+        env.step(np.int64(1))
+        places.append(env._game.env.pos)
+    assert set(places) == {3, 4}, f"{places.count(5)} of 40 first actions are those of the episode before"
+
+
 @pytest.mark.parametrize("ramping", [False, True])
 def test_minatar_ramping(ramping: bool) -> None:
     """Space Invaders: aliens of a new wave move faster only with ramping."""

@@ -219,6 +219,17 @@ def test_a_new_shape_is_captured_anew():
     assert len(calls) == 2 * (WARM_UP + 1)
 
 
+def test_a_new_dtype_is_captured_anew():
+    """A third does not fit into the buffer of integers, nor 2^24 + 1 into that of float32."""
+    captured = Captured("add", lambda x: (x + 1,), tuple, stand_in()[0])
+    inputs = [torch.tensor([2, 3]), torch.tensor([1 / 3, 0.0]), torch.tensor([2**24, 1 / 3], dtype=torch.float64)]
+    for x in inputs * 2:
+        (result,) = captured(x)
+        assert result.dtype == x.dtype
+        assert torch.equal(result, x + 1)
+    assert len(captured.recorded) == 3
+
+
 @pytest.mark.parametrize(
     "broken",
     [

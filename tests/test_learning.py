@@ -1,14 +1,16 @@
 """World-model learning: Eq. 1 to 3 and truncated backpropagation through time, against computations by hand."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from psdrl.agents.psdrl import oracle
+from psdrl.agents.psdrl import learning, oracle
+from psdrl.agents.psdrl.agent import PATHS, Path
 from psdrl.agents.psdrl.encoder import Autoencoder
-from psdrl.agents.psdrl.learning import autoencoder_loss, forward_loss, make_optimisers
+from psdrl.agents.psdrl.learning import forward_loss, make_optimisers
 from psdrl.agents.psdrl.models import Models
 from psdrl.agents.psdrl.settings import PsdrlConfig
 from psdrl.envs.vector import EnvSpec
@@ -28,6 +30,12 @@ from tests.helpers import (
 )
 
 REDUCTIONS = ["sum", "mean"]
+
+
+@pytest.fixture(params=PATHS)
+def path(request: pytest.FixtureRequest) -> Path:
+    """The oracle and the fast path: each is compared with computations by hand, not only with the other."""
+    return PATHS[request.param]
 
 
 def convolution(x: Array, weight: Array, bias: Array, stride: int) -> Array:
@@ -55,8 +63,9 @@ def transposed_convolution(x: Array, weight: Array, bias: Array, stride: int, pa
     return out
 
 
+@pytest.mark.parametrize("module", [learning, oracle], ids=["fast", "plain"])
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_equation_1_autoencoder(reduction: str) -> None:
+def test_equation_1_autoencoder(reduction: str, module: Any) -> None:
     config = small_config(
         autoencoder={"channels": (2, 3), "kernels": (4, 3), "strides": (2, 1), "decoder_kernels": (3, 3), "latent": 0}
     )
@@ -74,7 +83,7 @@ def test_equation_1_autoencoder(reduction: str) -> None:
         y = transposed_convolution(y, d["3.weight"], d["3.bias"], 2, 1)
         squares = (y - image) ** 2
         total += squares.sum() if reduction == "sum" else squares.mean()
-    loss = autoencoder_loss(autoencoder, torch.from_numpy(observations), reduction)
+    loss = module.autoencoder_loss(autoencoder, torch.from_numpy(observations), reduction)
     assert loss.item() == pytest.approx(total / 5, rel=1e-12)
 
 
@@ -102,7 +111,7 @@ def learning_setup(**settings: object) -> tuple[PsdrlConfig, Models, Replay, Bat
 
 @pytest.mark.parametrize("weight", [1.0, 6.0], ids=lambda w: f"ends weigh {w:.0f}")
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_equations_2_and_3_of_a_whole_batch(reduction: str, weight: float) -> None:
+def test_equations_2_and_3_of_a_whole_batch(reduction: str, weight: float, path: Path) -> None:
     config, models, replay, batch = learning_setup(
         loss_reduction=reduction,
         forward={"window": 5, "iterations": 1, "reward_weight": 3.0},
@@ -124,8 +133,8 @@ def test_equations_2_and_3_of_a_whole_batch(reduction: str, weight: float) -> No
         omega = hand_net(models.termination, z[:, t + 1])
         delta = batch.terminated[:, t].double().numpy()
         termination_total += (np.where(delta > 0, weight, 1.0) * (omega - delta) ** 2).sum()
-    losses = oracle.train_forward(
-        models, make_optimisers(models, config), oracle.EncodeOnUse(models, replay), lambda: batch, config
+    losses = path.train_forward(
+        models, make_optimisers(models, config), path.encode_buffer(models, replay), lambda: batch, config
     )
     assert losses["forward"].item() == pytest.approx(forward_total / 15, rel=1e-9)
     assert losses["termination"].item() == pytest.approx(termination_total / 15, rel=1e-9)
@@ -168,7 +177,7 @@ def hand_trained(models: Models, replay: Replay, batch: Batch, window: int, lr: 
 
 
 @pytest.mark.parametrize("window", [1, 2, 4, 5], ids=lambda w: f"window {w} of 5")
-def test_truncated_windows(window: int) -> None:
+def test_truncated_windows(window: int, path: Path) -> None:
     """Every window's gradient step, the last (shorter) one included; the hidden state is carried over detached."""
     config, models, replay, batch = learning_setup(forward={"window": window, "iterations": 1})
     expected = hand_trained(models, replay, batch, window, 0.05, cut=True)
@@ -177,14 +186,14 @@ def test_truncated_windows(window: int) -> None:
         "forward": torch.optim.SGD(models.forward_model.parameters(), 0.05),
         "termination": torch.optim.SGD(models.termination.parameters(), 0.05),
     }
-    oracle.train_forward(models, optimisers, oracle.EncodeOnUse(models, replay), lambda: batch, config)
+    path.train_forward(models, optimisers, path.encode_buffer(models, replay), lambda: batch, config)
     for name, parameter in models.forward_model.named_parameters():
         torch.testing.assert_close(parameter.data, expected[name].data, rtol=1e-10, atol=1e-12, msg=name)
     moved = max((expected[name] - whole[name]).abs().max().item() for name in expected)
     assert (moved > 1e-5) == (window < 5), "cutting the gradient must matter, or this test proves nothing"
 
 
-def test_termination_model_steps() -> None:
+def test_termination_model_steps(path: Path) -> None:
     """Two windows of gradient descent on Eq. 3, by finite differences of the loss written out."""
     config, models, replay, batch = learning_setup(forward={"window": 3, "iterations": 1})
     z = replay.frames(batch.slots).double().numpy()
@@ -214,13 +223,13 @@ def test_termination_model_steps() -> None:
         "forward": torch.optim.SGD(models.forward_model.parameters(), 0.1),
         "termination": torch.optim.SGD(models.termination.parameters(), 0.1),
     }
-    oracle.train_forward(models, optimisers, oracle.EncodeOnUse(models, replay), lambda: batch, config)
+    path.train_forward(models, optimisers, path.encode_buffer(models, replay), lambda: batch, config)
     for (name, found), wanted in zip(models.termination.named_parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(found.data, wanted.data, rtol=1e-6, atol=1e-8, msg=name)
 
 
 @pytest.mark.parametrize(("length", "window"), [(9, 4), (8, 4), (3, 4), (250, 4), (6, 1)])
-def test_number_of_windows(length: int, window: int) -> None:
+def test_number_of_windows(length: int, window: int, path: Path) -> None:
     """ceil(L/l) gradient steps per iteration for both models, and one fresh batch per iteration."""
     config = small_config(forward={"window": window, "iterations": 3}, replay={"batch": 2, "length": length})
     replay = filled_replay([length + 1])
@@ -233,46 +242,53 @@ def test_number_of_windows(length: int, window: int) -> None:
         batches.append(replay.sample(2, length, rng))
         return batches[-1]
 
-    oracle.train_forward(models, optimisers, oracle.EncodeOnUse(models, replay), sample, config)
+    path.train_forward(models, optimisers, path.encode_buffer(models, replay), sample, config)
     assert len(batches) == 3
     assert {name: len(steps) for name, steps in counts.items()} == dict.fromkeys(counts, 3 * math.ceil(length / window))
 
 
-def test_autoencoder_takes_b_steps_with_inner_batch_l() -> None:
+def test_autoencoder_takes_b_steps_with_inner_batch_l(path: Path) -> None:
+    """Per iteration a step on the L observations of each of the B sequences, in their order: parameters agree with
+    gradient descent on Eq. 1, written out."""
     config = small_config(autoencoder={"iterations": 2}, replay={"batch": 3, "length": 5})
     spec = EnvSpec("test", "image", (1, 64, 64), "uint8", 2, "test")
-    models = small_models(config, spec)
-    assert isinstance(models.autoencoder, Autoencoder)
+    models, by_hand = small_models(config, spec), small_models(config, spec).autoencoder
+    assert isinstance(by_hand, Autoencoder)
     replay = Replay(100, 1, spec.shape, "uint8")
     add_episode(replay, np.random.default_rng(0), 8)
-    optimisers = make_optimisers(models, config)
-    steps = count_steps(optimisers["autoencoder"])
-    seen: list[torch.Tensor] = []
-    models.autoencoder.encoder.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
-    rng, batches = np.random.default_rng(0), []
+    optimiser = torch.optim.SGD(models.autoencoder.parameters(), 1e-4)
+    steps, rng, batches = count_steps(optimiser), np.random.default_rng(0), []
 
     def sample() -> Batch:
         batches.append(replay.sample(3, 5, rng))
         return batches[-1]
 
-    weight = next(models.autoencoder.encoder.parameters())
-    before = weight.detach().clone()
-    losses = oracle.train_autoencoder(models, optimisers, replay, sample, config)
+    losses = path.train_autoencoder(models, {"autoencoder": optimiser}, replay, sample, config)
     assert len(batches) == 2
     assert len(steps) == 2 * 3
-    wanted = [replay.frames(slots[:-1]).double() / 255 for batch in batches for slots in batch.slots]
-    for i, (found, images) in enumerate(zip(seen, wanted, strict=True)):
-        assert torch.equal(found, images), f"gradient step {i} must see the L observations of one sequence"
-    assert losses["autoencoder"] > 0
-    assert not torch.equal(before, weight)
+    errors, start = [], {name: p.copy() for name, p in parameters_of(by_hand).items()}
+    for slots in torch.cat([batch.slots[:, :-1] for batch in batches]):
+        images = replay.frames(slots).double() / 255
+        assert len(images) == 5
+        loss = (by_hand.decoder(by_hand.encoder(images)) - images).square().sum() / 5
+        gradients = torch.autograd.grad(loss, list(by_hand.parameters()))
+        with torch.no_grad():
+            for parameter, gradient in zip(by_hand.parameters(), gradients, strict=True):
+                parameter.sub_(gradient, alpha=1e-4)
+        errors.append(loss.item())
+    assert losses["autoencoder"].item() == pytest.approx(np.mean(errors), rel=1e-9)
+    wanted = parameters_of(by_hand)
+    for name, found in parameters_of(models.autoencoder).items():
+        np.testing.assert_allclose(found, wanted[name], rtol=1e-9, atol=1e-11, err_msg=name)
+        assert np.abs(found - start[name]).max() > 1e-6, f"{name} does not move"
 
 
-def test_vector_observations_have_no_autoencoder() -> None:
+def test_vector_observations_have_no_autoencoder(path: Path) -> None:
     config, models, replay, batch = learning_setup()
     assert not isinstance(models.autoencoder, Autoencoder)
     optimisers = make_optimisers(models, config)
     assert set(optimisers) == {"forward", "termination", "value"}
-    assert oracle.train_autoencoder(models, optimisers, replay, lambda: batch, config) == {}
+    assert path.train_autoencoder(models, optimisers, replay, lambda: batch, config) == {}
     slots = batch.slots[:, 0]
-    latents = oracle.EncodeOnUse(models, replay)[slots]
+    latents = path.encode_buffer(models, replay)[slots]
     assert torch.equal(latents, replay.frames(slots).double()), "the observation is its own latent state"

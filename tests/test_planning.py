@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from psdrl.agents.psdrl import oracle
+from psdrl.agents.psdrl.agent import PATHS, Path
 from psdrl.agents.psdrl.learning import make_optimisers
 from psdrl.agents.psdrl.models import ForwardModel, Models, SampledModel, TanhNet
 from psdrl.agents.psdrl.settings import PsdrlConfig
@@ -24,6 +24,12 @@ from tests.helpers import (
     small_models,
     vector_spec,
 )
+
+
+@pytest.fixture(params=PATHS)
+def path(request: pytest.FixtureRequest) -> Path:
+    """The oracle and the fast path: each is compared with computations by hand, not only with the other."""
+    return PATHS[request.param]
 
 
 def sampled(models: Models, seed: int = 0) -> SampledModel:
@@ -75,12 +81,12 @@ def known_models(value: float, rewards: tuple[float, float], next_latents: tuple
     ],
     ids=["none ends", "one ends", "end pays", "end is a relief", "both end", "below threshold", "above threshold"],
 )
-def test_value_target(value: float, rewards: tuple, next_latents: tuple, target: float) -> None:
+def test_value_target(value: float, rewards: tuple, next_latents: tuple, target: float, path: Path) -> None:
     config, models, model = known_models(value, rewards, next_latents)
     replay = filled_replay([1], size=1)
     batch = replay.sample(2, 1, np.random.default_rng(0))
-    latents = oracle.EncodeOnUse(models, replay)
-    losses = oracle.train_value(models, make_optimisers(models, config), latents, lambda: batch, model, config)
+    latents = path.encode_buffer(models, replay)
+    losses = path.train_value(models, make_optimisers(models, config), latents, lambda: batch, model, config)
     assert losses["value"].item() == pytest.approx((value - target) ** 2, rel=1e-12)
 
 
@@ -139,13 +145,13 @@ def hand_plan(
 
 
 def run_plan(
-    config: PsdrlConfig, models: Models, replay: Replay, batches: list[Batch], model: SampledModel
+    path: Path, config: PsdrlConfig, models: Models, replay: Replay, batches: list[Batch], model: SampledModel
 ) -> torch.Tensor:
     optimisers: dict[str, torch.optim.Optimizer] = {"value": torch.optim.SGD(models.value.parameters(), 0.05)}
     queue: Iterator[Batch] = iter(batches)
-    return oracle.train_value(
-        models, optimisers, oracle.EncodeOnUse(models, replay), lambda: next(queue), model, config
-    )["value"]
+    return path.train_value(models, optimisers, path.encode_buffer(models, replay), lambda: next(queue), model, config)[
+        "value"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -160,11 +166,11 @@ def run_plan(
     ],
     ids=["copy every 1", "copy every 4", "copy every 6", "three networks", "random actions", "against time"],
 )
-def test_whole_sweep(value: dict) -> None:
+def test_whole_sweep(value: dict, path: Path) -> None:
     """Targets, copies at t = 0, 4, 8, ... of each batch, hidden states along the data's actions: parameters agree."""
     config, models, replay, batches, model = planning_setup(**value)
     expected, losses = hand_plan(config, models, replay, batches, model)
-    loss = run_plan(config, models, replay, batches, model)
+    loss = run_plan(path, config, models, replay, batches, model)
     assert loss.item() == pytest.approx(np.mean(losses), rel=1e-9)
     for name, parameter in models.value.named_parameters():
         torch.testing.assert_close(parameter.data, expected[name], rtol=1e-9, atol=1e-11, msg=name)
@@ -174,11 +180,11 @@ def test_whole_sweep(value: dict) -> None:
     "variant",
     ["copies do not restart", "hidden follows the greedy action", "random actions are forgotten", "always with time"],
 )
-def test_sweep_would_notice(variant: str) -> None:
+def test_sweep_would_notice(variant: str, path: Path) -> None:
     """The comparison above distinguishes these mistakes."""
     config, models, replay, batches, model = planning_setup(target_every=4, random_share=0.3, sweep="backward")
     wrong, _ = hand_plan(config, models, replay, batches, model, variant)
-    run_plan(config, models, replay, batches, model)
+    run_plan(path, config, models, replay, batches, model)
     assert max((wrong[name] - p).abs().max().item() for name, p in models.value.named_parameters()) > 1e-4
 
 
@@ -192,7 +198,7 @@ def test_both_kinds_of_action_occur_in_the_sweep() -> None:
     assert not ends.all(), "every action terminates"
 
 
-def test_target_network_is_the_copy_of_step_4() -> None:
+def test_target_network_is_the_copy_of_step_4(path: Path) -> None:
     """After one batch of 6 steps the target holds the value network as it was after 4 of them."""
     config, models, replay, batches, model = planning_setup(target_every=4, iterations=1)
     optimisers = make_optimisers(models, config)
@@ -201,14 +207,14 @@ def test_target_network_is_the_copy_of_step_4() -> None:
     optimisers["value"].register_step_post_hook(
         lambda *_: history.append({name: p.copy() for name, p in parameters_of(models.value).items()})
     )
-    oracle.train_value(models, optimisers, oracle.EncodeOnUse(models, replay), lambda: batches[0], model, config)
+    path.train_value(models, optimisers, path.encode_buffer(models, replay), lambda: batches[0], model, config)
     assert len(history) == 7
     for name, found in parameters_of(models.target).items():
         np.testing.assert_array_equal(found, history[4][name], err_msg=name)
         assert not np.array_equal(found, history[5][name]), name
 
 
-def test_target_network_goes_part_of_the_way() -> None:
+def test_target_network_goes_part_of_the_way(path: Path) -> None:
     """With rate 0.25 the target moves by a quarter of the way at steps 0 and 4 of a batch."""
     config, models, replay, batches, model = planning_setup(target_every=4, iterations=1, target_rate=0.25)
     optimisers = make_optimisers(models, config)
@@ -217,7 +223,7 @@ def test_target_network_goes_part_of_the_way() -> None:
     optimisers["value"].register_step_post_hook(
         lambda *_: history.append({name: p.copy() for name, p in parameters_of(models.value).items()})
     )
-    oracle.train_value(models, optimisers, oracle.EncodeOnUse(models, replay), lambda: batches[0], model, config)
+    path.train_value(models, optimisers, path.encode_buffer(models, replay), lambda: batches[0], model, config)
     for name, found in parameters_of(models.target).items():
         expected = 0.75 * (0.75 * start[name] + 0.25 * history[0][name]) + 0.25 * history[4][name]
         np.testing.assert_allclose(found, expected, rtol=1e-12, err_msg=name)
@@ -226,7 +232,7 @@ def test_target_network_goes_part_of_the_way() -> None:
 @pytest.mark.parametrize(
     ("algo", "factor"), [("psdrl", 1), ("egreedy-exploit", 1), ("egreedy-explore", 1), ("fresh-value", 4)]
 )
-def test_number_of_gradient_steps(algo: str, factor: int) -> None:
+def test_number_of_gradient_steps(algo: str, factor: int, path: Path) -> None:
     """kappa L per update, four times as many for fresh-value, with a fresh batch per iteration."""
     config = small_config(algo=algo, value={"iterations": 3}, replay={"batch": 2, "length": 5})
     replay = filled_replay([9])
@@ -238,27 +244,28 @@ def test_number_of_gradient_steps(algo: str, factor: int) -> None:
         batches.append(replay.sample(2, 5, rng))
         return batches[-1]
 
-    oracle.train_value(models, optimisers, oracle.EncodeOnUse(models, replay), sample, sampled(models), config)
+    path.train_value(models, optimisers, path.encode_buffer(models, replay), sample, sampled(models), config)
     assert len(batches) == 3 * factor
     assert len(steps) == 3 * factor * 5
 
 
-def test_planning_changes_only_the_value_network() -> None:
+def test_planning_changes_only_the_value_network(path: Path) -> None:
     config, models, replay, batches, model = planning_setup()
     before = {name: p.clone() for name, p in models.state_dict().items()}
-    run_plan(config, models, replay, batches, model)
+    run_plan(path, config, models, replay, batches, model)
     changed = {name.split(".")[0] for name, p in models.state_dict().items() if not torch.equal(p, before[name])}
     assert changed == {"value", "target"}
 
 
+@pytest.mark.parametrize("update_path", PATHS)
 @pytest.mark.parametrize("algo", ["psdrl", "fresh-value"])
-def test_fresh_value_forgets_the_old_network(algo: str) -> None:
+def test_fresh_value_forgets_the_old_network(algo: str, update_path: str) -> None:
     """With no planning iterations an update leaves the value network alone, and fresh-value replaces it."""
-    agent = small_agent(algo=algo, value={"iterations": 1})
+    agent = small_agent(algo=algo, update_path=update_path, value={"iterations": 1})
     add_episode(agent.replay, np.random.default_rng(0), 12)
     agent.update()
     assert agent.optimisers["value"].state_dict()["state"]
-    idle = small_agent(algo=algo, value={"iterations": 0})
+    idle = small_agent(algo=algo, update_path=update_path, value={"iterations": 0})
     idle.load_state_dict(agent.state_dict())
     idle.replay.load_state_dict(agent.replay.state_dict())
     seen = []
