@@ -15,45 +15,48 @@ from psdrl.envs.deepsea import deepsea_size
 
 
 def _paper(base: BootstrapConfig) -> BootstrapConfig:
-    """The defaults of `psdrl.agents.bootstrap.settings`, on frames of 84 x 84."""
+    """The defaults of `psdrl.agents.bootstrap.settings`, on frames of 84 x 84. [released]"""
     return replace(base, atari=replace(base.atari, size=84))
 
 
 def _cpu(base: BootstrapConfig) -> BootstrapConfig:
-    """Atari on two CPU cores: frames of 64 x 64, two small convolutions, a gradient step every 4 steps."""
+    """Atari on two CPU cores, of a size that finishes; its scores are not measured. [ours]"""
     return replace(
-        base,
+        base,  # frames of 64 x 64
         precision="fp32",
+        # 0.6 million parameters instead of 29: the released heads alone have 3.2 million each
         network=NetworkConfig(channels=(16, 32), kernels=(8, 4), strides=(4, 2), torso=(256,), units=64),
+        # half as many gradient steps on half as many transitions, so larger ones; targets follow sooner
         learning=LearningConfig(every=4, batch=32, learning_rate=2.5e-4, target_every=2_000),
-        replay=FrameReplayConfig(capacity=100_000),
-        exploration=ExplorationConfig(random_steps=5_000),
+        replay=FrameReplayConfig(capacity=100_000),  # 0.4 GB
+        exploration=ExplorationConfig(random_steps=5_000),  # a CPU's run may have 100,000 steps in all
     )
 
 
 def _control(base: BootstrapConfig) -> BootstrapConfig:
-    """Control problems with a few real observations, which show the whole state: single frames, rewards as they are,
-    small networks, a gradient step per step, targets that follow sooner."""
+    """Control problems with a few real observations. [ours]"""
     return replace(
         base,
         precision="fp32",
-        network=NetworkConfig(torso=(64, 64), units=32),
-        learning=LearningConfig(every=1, learning_rate=1e-3, target_every=500),
-        replay=FrameReplayConfig(capacity=50_000, stack=1),
+        network=NetworkConfig(torso=(128,), units=64),
+        # A copy carries values one step back. With 500 steps between copies a run has 100 of them, and CartPole's
+        # values, which look 100 steps ahead, were not learned: returns of about 200.
+        learning=LearningConfig(learning_rate=5e-4, target_every=100),
+        replay=FrameReplayConfig(capacity=50_000, stack=1),  # an observation has the velocities
         exploration=ExplorationConfig(random_steps=1_000),
-        reward_transform="none",
+        reward_transform="none",  # rewards are small, and their sizes matter
         eval_every=2_000,
         steps=50_000,
     )
 
 
 def _minatar(base: BootstrapConfig) -> BootstrapConfig:
-    """MinAtar: one small convolution over the grid."""
+    """MinAtar, with the sizes of its authors' DQN where they fit. [ours]"""
     return replace(
         _control(base),
         network=NetworkConfig(torso=(128,), units=64),
-        learning=LearningConfig(every=2, batch=32, learning_rate=2.5e-4, target_every=1_000),
-        replay=FrameReplayConfig(capacity=100_000, stack=1),
+        learning=LearningConfig(batch=32, learning_rate=2.5e-4, target_every=1_000),
+        replay=FrameReplayConfig(capacity=100_000, stack=1),  # planes show where things come from
         exploration=ExplorationConfig(random_steps=5_000),
         eval_every=10_000,
         steps=300_000,
@@ -61,13 +64,15 @@ def _minatar(base: BootstrapConfig) -> BootstrapConfig:
 
 
 def _deepsea(base: BootstrapConfig) -> BootstrapConfig:
-    """DeepSea: heads without a common torso, so that nothing they share says the same about untried actions."""
+    """DeepSea: only the heads explore, from the first step on. [ours]"""
     size = deepsea_size(base.env) or 10
     return replace(
         _control(base),
+        # No common torso, so that heads disagree about cells that no one has seen. PyTorch's initial weights make a
+        # small prior of one-hot inputs: times 10, a head's two actions differ by 1.7 (sd); the treasure is worth 1.
         network=NetworkConfig(heads=10, prior_scale=10.0, torso=(), units=32),
         learning=LearningConfig(every=1, learning_rate=1e-3, target_every=10 * size),
-        replay=FrameReplayConfig(capacity=1_000 * size, stack=1),
+        replay=FrameReplayConfig(capacity=1_000 * size, stack=1),  # all episodes of a run
         exploration=ExplorationConfig(random_steps=0),
         eval_every=100 * size,
         steps=1_000 * size,
