@@ -37,8 +37,8 @@ bench: $(READY)
 	$(BIN)/python -m bench.phases --preset cpu
 
 learn: $(READY)
-	$(BIN)/python -m bench.learn --jobs 2 --results $(RESULTS)
-	$(BIN)/python -m bench.figures $(RESULTS)
+	$(BIN)/python -m psdrl.experiments.learn --jobs 2 --results $(RESULTS)
+	$(BIN)/python -m psdrl.experiments.figures $(RESULTS)
 
 sanitize: $(READY)
 	PYTHON=$(BIN)/python sh tests/host/sanitize.sh

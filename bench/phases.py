@@ -19,10 +19,10 @@ from rich.table import Table
 
 from bench import published
 from bench.workload import make_agent, shortened
-from psdrl import learning, plain, planning, sums
-from psdrl.agent import Agent
-from psdrl.rates import gemm_peak, measure_here
-from psdrl.sizes import Sizes
+from psdrl.agents.psdrl import learning, oracle, planning, statistics
+from psdrl.agents.psdrl.agent import PsdrlAgent
+from psdrl.cost.devices import gemm_peak, measure_here
+from psdrl.cost.sizes import Sizes
 
 Unit = Literal["autoencoder_step", "forward_step", "posterior", "value_step", "act"]
 UNITS: tuple[Unit, ...] = ("autoencoder_step", "forward_step", "posterior", "value_step", "act")
@@ -50,10 +50,10 @@ class Options:
     """Print JSON instead of a table."""
 
 
-def unit(name: Unit, agent: Agent, path: str) -> tuple[Callable[[], object], float]:
+def unit(name: Unit, agent: PsdrlAgent, path: str) -> tuple[Callable[[], object], float]:
     """A call that runs some units of this phase, and how many."""
     models, optimisers, replay, config = agent.models, agent.optimisers, agent.replay, agent.config
-    code = learning if path == "fast" else plain
+    code = learning if path == "fast" else oracle
     rng = np.random.default_rng(0)
 
     def sampler(batch: int, length: int) -> learning.Sampler:
@@ -69,12 +69,11 @@ def unit(name: Unit, agent: Agent, path: str) -> tuple[Callable[[], object], flo
             return lambda: published.posterior_mean(models, replay, config), 1
 
         def fit() -> None:
-            rows = config.chunk_rows
             if path == "fast":
-                table = learning.encode_buffer(models, replay, rows)
-                data = sums.buffer_statistics(models, replay, table, rows)
+                table = learning.encode_buffer(models, replay, agent.execution)
+                data = statistics.buffer_statistics(models, replay, table, agent.execution)
             else:
-                data = plain.buffer_statistics(models, replay, plain.EncodeOnUse(models, replay))
+                data = oracle.buffer_statistics(models, replay, oracle.EncodeOnUse(models, replay))
             agent.posterior.fit(data)
             agent.draw()
 
@@ -88,17 +87,17 @@ def unit(name: Unit, agent: Agent, path: str) -> tuple[Callable[[], object], flo
     short = shortened(config, length=steps)
     if name == "forward_step":
         return lambda: code.train_forward(models, optimisers, table, sampler(size, steps), short), steps
-    train = planning.train_value if path == "fast" else plain.train_value
+    train = planning.train_value if path == "fast" else oracle.train_value
     return lambda: train(models, optimisers, table, sampler(size, steps), agent.model, short), steps
 
 
-def _latents(agent: Agent, path: str) -> Any:
+def _latents(agent: PsdrlAgent, path: str) -> Any:
     if path == "fast":
-        return learning.encode_buffer(agent.models, agent.replay, agent.config.chunk_rows)
-    return plain.EncodeOnUse(agent.models, agent.replay)
+        return learning.encode_buffer(agent.models, agent.replay, agent.execution)
+    return oracle.EncodeOnUse(agent.models, agent.replay)
 
 
-def gflop(name: Unit, agent: Agent, transitions: int) -> float:
+def gflop(name: Unit, agent: PsdrlAgent, transitions: int) -> float:
     """Arithmetic of one unit on the fast path, in GFLOP."""
     s, r = Sizes.of(agent.config, agent.spec), agent.config.replay
     k, outputs = s.forward_model.features, s.forward_model.outputs

@@ -16,22 +16,22 @@ import tyro
 from torch import Tensor
 
 from bench.workload import make_agent
-from psdrl.agent import Agent
-from psdrl.config import PosteriorConfig
-from psdrl.execution import Execution
+from psdrl.agents.psdrl.agent import PsdrlAgent
+from psdrl.agents.psdrl.learning import encode_buffer
+from psdrl.agents.psdrl.lookahead.factored import fold, predict
+from psdrl.agents.psdrl.models import SampledModel
+from psdrl.agents.psdrl.settings import PosteriorConfig
 from psdrl.kernels import dispatch
 from psdrl.kernels.checks.rounding import Emulated, cut_to_tf32, to_tf32
-from psdrl.kernels.lookahead.factored import fold, predict
-from psdrl.learning import encode_buffer
-from psdrl.models import SampledModel
+from psdrl.runtime.execution import Execution
 
 
 @torch.no_grad()
-def targets(agent: Agent, weight: Tensor, execution: Execution, product: AbstractContextManager) -> Tensor:
+def targets(agent: PsdrlAgent, weight: Tensor, execution: Execution, product: AbstractContextManager) -> Tensor:
     """max over actions of r^ + gamma v^ for all stored states, from hidden states of one stream of numbers."""
     models, config = agent.models, agent.config
     with dispatch.force("reference"), product:
-        latents = encode_buffer(models, agent.replay, config.chunk_rows, execution)[agent.replay.stored_slots()]
+        latents = encode_buffer(models, agent.replay, execution)[agent.replay.stored_slots()]
         generator = torch.Generator().manual_seed(0)
         hidden = torch.tanh(torch.randn(len(latents), config.forward.hidden, generator=generator)).to(latents)
         model = fold(models.forward_model, SampledModel(weight, weight.new_zeros(len(weight))))

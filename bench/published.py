@@ -8,14 +8,14 @@ the same numbers with the paper's sampling rule; only the structure is theirs.
 
 import torch
 
-from psdrl.agent import Agent
-from psdrl.autoencoder import Autoencoder
-from psdrl.config import Config
+from psdrl.agents.psdrl.agent import PsdrlAgent
+from psdrl.agents.psdrl.encoder import Autoencoder
+from psdrl.agents.psdrl.learning import make_optimisers
+from psdrl.agents.psdrl.models import Models
+from psdrl.agents.psdrl.oracle import EncodeOnUse
+from psdrl.agents.psdrl.settings import PsdrlConfig
 from psdrl.kernels.convolution import GemmConv2d, GemmConvTranspose2d
-from psdrl.learning import make_optimisers
-from psdrl.models import Models
-from psdrl.plain import EncodeOnUse
-from psdrl.replay import Replay
+from psdrl.replay.episodes import Replay
 
 
 class DefaultLayout(Autoencoder):
@@ -26,7 +26,7 @@ class DefaultLayout(Autoencoder):
         return observations.to(next(self.parameters()).dtype) / 255
 
 
-def as_published(agent: Agent) -> Agent:
+def as_published(agent: PsdrlAgent) -> PsdrlAgent:
     """Put an agent's autoencoder into the default layout, and give it the optimisers PyTorch gives by default."""
     autoencoder = agent.models.autoencoder
     assert isinstance(autoencoder, Autoencoder)
@@ -40,7 +40,7 @@ def as_published(agent: Agent) -> Agent:
 
 
 @torch.no_grad()
-def posterior_mean(models: Models, replay: Replay, config: Config) -> tuple[torch.Tensor, torch.Tensor]:
+def posterior_mean(models: Models, replay: Replay, config: PsdrlConfig) -> tuple[torch.Tensor, torch.Tensor]:
     """Means (Z + 1, k) and the covariance's Cholesky factor, from materialised features, one output at a time."""
     latents, forward_model = EncodeOnUse(models, replay), models.forward_model
     longest = max(episode.length for episode in replay.episodes)

@@ -124,25 +124,3 @@ def test_factor_mean_sample(benchmark, data) -> None:
     torch.testing.assert_close(ours()[0], one_mean_per_output()[0], rtol=1e-6, atol=1e-9)
     work = FEATURES**3 / 6 + 3 * FEATURES**2 / 2 * OUTPUTS
     compare(benchmark, "factor + mean + sample", ours, one_mean_per_output, work)
-
-
-@pytest.mark.benchmark(group="posterior update")
-@pytest.mark.parametrize("rows", [1, 16, 64])
-def test_update(benchmark, data, rows: int) -> None:
-    """Rank-n update of the factor against adding the rows to the sums and factoring again."""
-    phi, targets = data
-    gram, cross = sums()
-    native.gram_accumulate_(gram, cross, phi, targets)
-    prior, noise = gram.new_tensor([PRIOR]), gram.new_tensor([NOISE])
-    factor = native.posterior_factor(gram, prior, noise)[0][0]
-
-    def ours() -> None:
-        native.chol_update_(factor, phi[:rows], 1.0)
-
-    def again() -> Tensor:
-        native.gram_accumulate_(gram, cross, phi[:rows], targets[:rows])
-        return native.posterior_factor(gram, prior, noise)[0][0]
-
-    ours()
-    torch.testing.assert_close(factor, again(), rtol=1e-8, atol=1e-8)
-    compare(benchmark, f"update by {rows} rows", ours, again, rows * FEATURES**2)

@@ -5,8 +5,8 @@ import time
 import pytest
 
 from bench.workload import make_agent
-from psdrl.cost import device_for
-from psdrl.work import update_work
+from psdrl.cost.forecast import device_for
+from psdrl.cost.work import update_work
 
 TRANSITIONS = 5000
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from bench.workload import make_agent
-from psdrl.replay import Batch
+from psdrl.replay.episodes import Batch
 
 
 def sample_one_by_one(replay, batch, length, rng):

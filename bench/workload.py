@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from psdrl.agent import Agent
-from psdrl.config import Config
+from psdrl.agents.psdrl.agent import PsdrlAgent
+from psdrl.agents.psdrl.settings import PsdrlConfig
+from psdrl.agents.registry import configure
 from psdrl.envs.vector import EnvSpec
-from psdrl.presets import configure
 
 EPISODE = 500  # steps per synthetic episode
 
@@ -25,12 +25,12 @@ def make_agent(
     path: str = "fast",
     dtype: torch.dtype = torch.float32,
     **settings: object,
-) -> Agent:
+) -> PsdrlAgent:
     """An agent of this preset with `transitions` random transitions in its buffer; equal seeds, equal agents."""
     config = configure(game="Pong", preset=preset, device="cpu", update_path=path, **settings)
     capacity = max(transitions, EPISODE)
     config = replace(config, replay=replace(config.replay, capacity=capacity))
-    agent = Agent(config, spec_for(actions), dtype)
+    agent = PsdrlAgent(config, spec_for(actions), dtype)
     rng = np.random.default_rng(0)
     left = transitions
     while left > 0:
@@ -44,7 +44,7 @@ def make_agent(
     return agent
 
 
-def shortened(config: Config, batch: int | None = None, length: int | None = None) -> Config:
+def shortened(config: PsdrlConfig, batch: int | None = None, length: int | None = None) -> PsdrlConfig:
     """The same networks on fewer sequences or steps: one iteration of every phase, for timing a unit of it."""
     return replace(
         config,

@@ -75,12 +75,4 @@ inline void check_sample(const at::Tensor& factors, const at::Tensor& mean, at::
               "posterior_sample: eps (S, o, k) expected, got ", eps->sizes());
 }
 
-inline void check_update(const at::Tensor& factor, const at::Tensor& rows) {
-  check_matrix(factor, 2, "chol_update_: factor");
-  TORCH_CHECK(rows.dim() == 2 && floating(rows) && factor.size(0) == factor.size(1) && rows.size(1) == factor.size(0),
-              "chol_update_: factor (k, k) and rows (n, k) expected, got ", factor.sizes(), " and ", rows.sizes());
-  TORCH_CHECK(factor.numel() == 0 || (factor.stride(0) > 0 && factor.stride(1) > 0),
-              "chol_update_: factor must not be expanded");
-}
-
 }  // namespace psdrl

@@ -35,9 +35,6 @@ TORCH_LIBRARY(psdrl, m) {
   m.def(
       "posterior_sample(Tensor factors, Tensor mean, int[] group, Tensor? eps=None, int samples=1, "
       "Generator? generator=None) -> Tensor");
-  // factor (k, k): L L^T += weight rows^T rows for rows (n, k). Returns info () int32: 0, -1 for rows that are not
-  // finite, or the column at which a downdate lost definiteness; unless 0 the factor is to be thrown away.
-  m.def("chol_update_(Tensor(a!) factor, Tensor rows, float weight=1.0) -> Tensor");
 }
 
 bool differentiable(const c10::IValue& value) {
@@ -61,8 +58,8 @@ void refuse_gradients(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 }
 
 TORCH_LIBRARY_IMPL(psdrl, Autograd, m) {
-  for (const char* name : {"linear_rows", "tanh_net_rows", "gru_actions_rows", "bias_tanh_", "gram_accumulate_", "posterior_factor", "posterior_mean",
-                           "posterior_sample", "chol_update_"}) {
+  for (const char* name : {"linear_rows", "tanh_net_rows", "gru_actions_rows", "bias_tanh_", "gram_accumulate_",
+                           "posterior_factor", "posterior_mean", "posterior_sample"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse_gradients>());
   }
 }

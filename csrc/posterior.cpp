@@ -1,4 +1,4 @@
-// Posterior of the output layer on the CPU: factors, means, samples (Eq. 4) and the rank-n update of a factor.
+// Posterior of the output layer on the CPU: factors, means, samples (Eq. 4).
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -9,7 +9,6 @@
 #include <torch/library.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cmath>
 #include <limits>
@@ -17,7 +16,6 @@
 #include <tuple>
 
 #include "checks.h"
-#include "chol_update.h"
 
 namespace {
 
@@ -107,37 +105,10 @@ at::Tensor posterior_sample(const at::Tensor& factors, const at::Tensor& mean, a
   return weights.add_(mean);
 }
 
-at::Tensor chol_update_(at::Tensor& factor, const at::Tensor& rows, double weight) {
-  psdrl::check_update(factor, rows);
-  const int64_t k = factor.size(0), total = rows.size(0);
-  auto info = at::zeros({}, factor.options().dtype(at::kInt));
-  int& code = *info.mutable_data_ptr<int>();
-  const auto scaled = rows.to(at::kDouble).mul(std::sqrt(std::abs(weight)));
-  for (int64_t first = 0; first < total && code == 0; first += psdrl::kRows) {
-    const int64_t count = std::min(psdrl::kRows, total - first);
-    const int64_t padded = (count + psdrl::kWide - 1) / psdrl::kWide * psdrl::kWide;
-    auto xt = at::zeros({k, padded}, factor.options());
-    xt.narrow(1, 0, count).copy_(scaled.narrow(0, first, count).t());
-    const psdrl::CholUpdate u = {factor.mutable_data_ptr<double>(), factor.stride(0), factor.stride(1),
-                                 xt.mutable_data_ptr<double>(), padded, weight < 0 ? -1.0 : 1.0};
-    std::array<psdrl::Reflector, psdrl::kPanel> reflectors;
-    for (int64_t begin = 0; begin < k && code == 0; begin += psdrl::kPanel) {
-      const int64_t end = std::min(begin + psdrl::kPanel, k);
-      code = static_cast<int>(psdrl::chol_update_panel(u, begin, end, reflectors.data()));
-      if (code != 0) break;
-      at::parallel_for(end, k, 64, [&](int64_t from, int64_t to) {
-        psdrl::chol_update_below(u, begin, end, from, to, reflectors.data());
-      });
-    }
-  }
-  return info;
-}
-
 }  // namespace
 
 TORCH_LIBRARY_IMPL(psdrl, CPU, m) {
   m.impl("posterior_factor", &posterior_factor);
   m.impl("posterior_mean", &posterior_mean);
   m.impl("posterior_sample", &posterior_sample);
-  m.impl("chol_update_", &chol_update_);
 }

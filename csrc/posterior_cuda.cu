@@ -13,14 +13,12 @@
 #include <torch/library.h>
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <mutex>
 #include <optional>
 #include <tuple>
 
 #include "checks.h"
-#include "chol_update.cuh"
 #include "gram.cuh"
 #include "noise.cuh"
 #include "precision.cuh"
@@ -163,36 +161,6 @@ at::Tensor posterior_sample(const at::Tensor& factors, const at::Tensor& mean, a
   return weights.add_(mean);
 }
 
-at::Tensor chol_update_(at::Tensor& factor, const at::Tensor& rows, double weight) {
-  psdrl::check_update(factor, rows);
-  const c10::cuda::CUDAGuard guard(factor.device());
-  const auto stream = c10::cuda::getCurrentCUDAStream();
-  const int64_t k = factor.size(0), total = rows.size(0);
-  auto info = at::zeros({}, factor.options().dtype(at::kInt));
-  const auto scaled = rows.to(at::kDouble).mul(std::sqrt(std::abs(weight)));
-  auto reflectors = at::empty({2, psdrl::kUpdatePanel}, factor.options());
-  double* diagonals = reflectors.mutable_data_ptr<double>();
-  double* updateds = diagonals + psdrl::kUpdatePanel;
-  for (int64_t first = 0; first < total; first += psdrl::kUpdateRows) {
-    const int64_t count = std::min<int64_t>(psdrl::kUpdateRows, total - first);
-    auto xt = at::zeros({k, psdrl::kUpdateRows}, factor.options());
-    xt.narrow(1, 0, count).copy_(scaled.narrow(0, first, count).t());
-    const psdrl::DeviceUpdate u = {factor.mutable_data_ptr<double>(), factor.stride(0), factor.stride(1),
-                                   xt.mutable_data_ptr<double>(), k, weight < 0 ? -1.0 : 1.0};
-    for (int64_t begin = 0; begin < k; begin += psdrl::kUpdatePanel) {
-      psdrl::update_panel_kernel<<<1, psdrl::kUpdateThreads, 0, stream>>>(u, begin, diagonals, updateds,
-                                                                         info.mutable_data_ptr<int>());
-      C10_CUDA_KERNEL_LAUNCH_CHECK();
-      const int64_t below = k - begin - psdrl::kUpdatePanel;
-      if (below <= 0) continue;
-      psdrl::update_below_kernel<<<tiles(below, psdrl::kUpdateThreads / 32), psdrl::kUpdateThreads, 0, stream>>>(
-          u, begin, diagonals, updateds, info.const_data_ptr<int>());
-      C10_CUDA_KERNEL_LAUNCH_CHECK();
-    }
-  }
-  return info;
-}
-
 }  // namespace
 
 TORCH_LIBRARY_IMPL(psdrl, CUDA, m) {
@@ -200,5 +168,4 @@ TORCH_LIBRARY_IMPL(psdrl, CUDA, m) {
   m.impl("posterior_factor", &posterior_factor);
   m.impl("posterior_mean", &posterior_mean);
   m.impl("posterior_sample", &posterior_sample);
-  m.impl("chol_update_", &chol_update_);
 }

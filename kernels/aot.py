@@ -134,11 +134,13 @@ def _others(dtype: str) -> Iterator[Case]:
         "sum of partials", tanh_dot.sum_kernel, 4, (tanh_dot.BLOCK_SUM,), partial_ptr="*fp32", c_ptr=dtype,
         y_ptr=dtype, R=PLANNING, TILES=36, BLOCK_SUM=tanh_dot.BLOCK_SUM,
     )  # fmt: skip
-    for name, lots, action in (("greedy", "*fp32", "*i64"), ("best_return", None, None)):
+    outputs = {"returns": "returns_ptr", "best_return": "best_ptr", "greedy_action": "action_ptr"}
+    for name, output in outputs.items():
+        lots = name == "greedy_action"
+        results = dict.fromkeys(outputs.values()) | {output: "*i64" if lots else dtype}
         yield case(
-            name, greedy.kernel, 4, (greedy.BLOCK_N, 8), r_ptr=dtype, omega_ptr=dtype, v_ptr=dtype, lots_ptr=lots,
-            returns_ptr=dtype if action else None, best_ptr=dtype, action_ptr=action, gap_ptr=dtype if action else None,
-            ties_ptr=action, N=states, A=A,
+            name, greedy.kernel, 4, (greedy.BLOCK_N, 8), r_ptr=dtype, omega_ptr=dtype, v_ptr=dtype,
+            lots_ptr="*fp32" if lots else None, **results, N=states, A=A,
             stride_r=A * (Z + 1), step_r=Z + 1, stride_omega=A, step_omega=1, stride_v=A, step_v=1,
             stride_lots=A if lots else 0, step_lots=1 if lots else 0, discount=0.99, threshold=0.5,
             BLOCK_N=greedy.BLOCK_N, BLOCK_A=8,

@@ -47,11 +47,11 @@ def interpreted() -> bool:
 @cache
 def probe(device: torch.device) -> str | None:
     """None if a tiny kernel compiles and runs on this CUDA device, else the reason (driver, C compiler, ...)."""
-    from psdrl.kernels.greedy.triton_kernel import greedy
+    from psdrl.kernels.greedy.triton_kernel import best_return
 
     zeros = torch.zeros(1, 2, device=device)
     try:
-        greedy(zeros, zeros, zeros, 0.99, 0.5)
+        best_return(zeros, zeros, zeros, 0.99, 0.5)
         torch.cuda.synchronize(device)
     except Exception as error:  # a C compiler, the driver or ptxas may be missing: each raises its own type
         return f"a test kernel failed on {device} ({type(error).__name__}: {error})"

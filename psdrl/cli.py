@@ -9,29 +9,31 @@ import tyro
 from rich.console import Console
 from rich.markup import escape
 
-from psdrl import cost, doctor, evaluate, presets
-from psdrl import train as training
-from psdrl.config import Config, Preset
+from psdrl import doctor
+from psdrl.agents import registry
+from psdrl.cost import forecast as cost
 from psdrl.errors import UserError
+from psdrl.run import evaluation as evaluate
+from psdrl.run import train as training
 
 
 @dataclass(frozen=True)
 class _Selection:
-    """The flags that choose a preset; they are read first, because the preset sets the other flags' defaults."""
+    """The flags that choose agent and preset; they are read first, because these set the other flags' defaults."""
 
     game: str | None = None
     env: str | None = None
-    preset: Preset = "auto"
+    preset: str = "auto"
+    algo: str = "psdrl"
     device: str = "auto"
 
 
-def parse_train(arguments: list[str]) -> tuple[Config, str]:
-    """Configuration from flags, and why its preset was chosen."""
+def parse_train(arguments: list[str]) -> tuple[Any, str]:
+    """Configuration from flags, in the agent's own class, and why its preset was chosen."""
     known = [a for a in arguments if a not in ("-h", "--help")]
     selection, _ = tyro.cli(_Selection, args=known, return_unknown_args=True, add_help=False, prog="psdrl.train")
-    start = Config(**vars(selection))
-    _, why = presets.choose(start)
-    return tyro.cli(Config, args=arguments, default=presets.preset(start), prog="psdrl.train"), why
+    start, why = registry.preset(vars(selection))
+    return tyro.cli(type(start), args=arguments, default=start, prog="psdrl.train"), why
 
 
 def train(arguments: list[str]) -> int:

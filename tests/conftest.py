@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from psdrl import cli
-from psdrl.device import WITHOUT_AMX, bf16_on_cpu
+from psdrl.runtime.device import WITHOUT_AMX, bf16_on_cpu
 
 if bf16_on_cpu():  # before the first product; processes that pytest starts inherit it
     os.environ["ONEDNN_MAX_CPU_ISA"] = WITHOUT_AMX

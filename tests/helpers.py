@@ -8,12 +8,16 @@ import torch
 from numpy.typing import NDArray
 
 import psdrl
-from psdrl.agent import Agent
-from psdrl.config import Config
+from psdrl.agents import registry
+from psdrl.agents.psdrl.agent import PsdrlAgent
+from psdrl.agents.psdrl.lookahead import Lookahead, factored
+from psdrl.agents.psdrl.models import ForwardModel, Models, Smallest, TanhNet
+from psdrl.agents.psdrl.settings import PsdrlConfig
+from psdrl.cost.sizes import Sizes, grid_bytes
+from psdrl.cost.work import foreseen_bytes
 from psdrl.envs.vector import EnvSpec, Step, VectorEnv
-from psdrl.log import Log
-from psdrl.models import ForwardModel, Models, Smallest, TanhNet
-from psdrl.replay import Replay
+from psdrl.replay.episodes import Replay
+from psdrl.run.log import Log
 
 Array = NDArray[np.float64]
 
@@ -22,20 +26,26 @@ def vector_spec(size: int = 3, actions: int = 2) -> EnvSpec:
     return EnvSpec("test", "vector", (size,), "float32", actions, "test")
 
 
-def small_config(**settings: Any) -> Config:
+def small_config(**settings: Any) -> PsdrlConfig:
     """Tiny networks; `env` only names a run, the tests bring their own observations."""
     return psdrl.configure(env=settings.pop("env", "deepsea-4"), preset="debug", device="cpu", **settings)
 
 
-def small_models(config: Config, spec: EnvSpec, seed: int = 0) -> Models:
+def small_models(config: PsdrlConfig, spec: EnvSpec, seed: int = 0) -> Models:
     """Networks in float64, drawn from a seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Models(config, spec).double()
 
 
-def small_agent(spec: EnvSpec | None = None, **settings: Any) -> Agent:
-    return Agent(small_config(**settings), spec or vector_spec())
+def agent_of(config: PsdrlConfig, spec: EnvSpec, dtype: torch.dtype = torch.float32) -> PsdrlAgent:
+    """The agent that the configuration names: PSDRL or an ablation of it."""
+    kind: Any = registry.entry(config.algo).agent
+    return kind(config, spec, dtype)
+
+
+def small_agent(spec: EnvSpec | None = None, **settings: Any) -> PsdrlAgent:
+    return agent_of(small_config(**settings), spec or vector_spec())
 
 
 def add_episode(
@@ -210,3 +220,22 @@ def stored_episodes(replay: Replay) -> list[dict[str, NDArray]]:
             }
         )
     return episodes
+
+
+@torch.no_grad()
+def fast_lookahead(forward_model, sample, termination, value, latents, hidden, discount, threshold=0.5) -> Lookahead:
+    """`reference.lookahead` by the operations that acting and planning use."""
+    model = forward_model.fold(sample)
+    predictions = factored.predict(model, termination, latents, hidden, threshold)
+    return Lookahead(predictions.returns(value, discount), predictions.latents_hidden[..., latents.shape[1] :])
+
+
+def largest_tensor(config: PsdrlConfig, spec: EnvSpec) -> float:
+    """Bytes of the largest tensor an update may make, float32: a chunk at its widest (posterior chunks are float64),
+    a batch of B * L states, the tables of latent states and of predictions, or the Gram matrix."""
+    s, r = Sizes.of(config, spec), config.replay
+    k = s.forward_model.features
+    chunk = 4 * config.chunk_rows * max(3 * s.hidden + k, 2 * (s.latent + 1), 2 * k)
+    batch = 4 * r.batch * (r.length + 1) * max(s.latent + max(s.hidden, s.actions), 3 * s.hidden)
+    tables = max(4 * r.capacity * 9 / 8 * s.latent, foreseen_bytes(config, s))
+    return max(chunk, grid_bytes(config, s), batch, tables, 8 * k * max(k, s.latent + 1))

@@ -172,8 +172,8 @@ class StandInGraph:
 
 
 class StandIn:
-    """Takes the place of torch.cuda in `psdrl.graphs.Cuda`; two GPUs, of which `home` trains and 0 is current. Keeps
-    the graphs and the order of what is asked of the device."""
+    """Takes the place of torch.cuda in `psdrl.runtime.graphs.Cuda`; two GPUs, of which `home` trains and 0 is current.
+    Keeps the graphs and the order of what is asked of the device."""
 
     def __init__(self, home: int = 1) -> None:
         self.home, self.device_index = home, 0

@@ -6,9 +6,10 @@ import torch
 from numpy.typing import NDArray
 
 import psdrl
-from psdrl.acting import Actor, greedy
-from psdrl.agent import Agent
+from psdrl.agents.psdrl.acting import Actor, greedy
+from psdrl.agents.psdrl.agent import PsdrlAgent
 from psdrl.envs import make_env
+from psdrl.run.evaluation import evaluate
 from tests.helpers import Array, add_episode, hand_hidden, hand_returns, small_agent, small_config, vector_spec
 
 CHI2_999 = {1: 10.83, 2: 13.82, 3: 16.27}  # 99.9% quantiles by degrees of freedom
@@ -18,12 +19,12 @@ def chi_square(counts: NDArray, expected: Array) -> float:
     return float(((counts - expected) ** 2 / expected).sum())
 
 
-def hand_agent_returns(agent: Agent, z: Array, h: Array) -> tuple[Array, Array]:
+def hand_agent_returns(agent: PsdrlAgent, z: Array, h: Array) -> tuple[Array, Array]:
     weight, bias = agent.model.weight.double().numpy(), agent.model.bias.double().numpy()
     return hand_returns(agent.models, weight, bias, z, h, agent.config.value.discount, agent.models.acting_value)
 
 
-def acting_agent(**settings: object) -> Agent:
+def acting_agent(**settings: object) -> PsdrlAgent:
     """Three environments, three actions; a model with moderate weights instead of the wide prior's."""
     agent = small_agent(vector_spec(3, 3), num_envs=3, **settings)
     agent.model.weight.div_(10)
@@ -184,7 +185,7 @@ def test_environments_do_not_see_each_other() -> None:
 def test_evaluation_leaves_training_untouched() -> None:
     config = psdrl.configure(env="deepsea-4", preset="debug", device="cpu", policy={"epsilon": 0.5})
     env = make_env(config)
-    agent = Agent(config, env.spec)
+    agent = PsdrlAgent(config, env.spec)
     env.close()
     add_episode(agent.replay, np.random.default_rng(0), 6)
     agent.replay.start(0, np.ones(16, np.uint8))
@@ -200,7 +201,7 @@ def test_evaluation_leaves_training_untouched() -> None:
         return tensors | {"counters": agent.state_dict()["counters"], "open": len(agent.replay._open[0].actions)}
 
     before = state()
-    returns = agent.evaluate(3)
+    returns = evaluate(agent, 3)
     assert len(returns) == 3
     for name, value in state().items():
         same = torch.equal(value, before[name]) if isinstance(value, torch.Tensor) else value == before[name]
@@ -210,10 +211,10 @@ def test_evaluation_leaves_training_untouched() -> None:
 def test_evaluation_is_reproducible_and_has_streams() -> None:
     config = psdrl.configure(env="deepsea-6", preset="debug", device="cpu", policy={"epsilon": 1.0})
     env = make_env(config)
-    agent = Agent(config, env.spec)
+    agent = PsdrlAgent(config, env.spec)
     env.close()
-    assert agent.evaluate(8, stream=1) == agent.evaluate(8, stream=1)
-    assert agent.evaluate(8, stream=1) != agent.evaluate(8, stream=2)
+    assert evaluate(agent, 8, stream=1) == evaluate(agent, 8, stream=1)
+    assert evaluate(agent, 8, stream=1) != evaluate(agent, 8, stream=2)
 
 
 def test_observations_go_through_one_pinned_buffer_on_a_gpu(monkeypatch):
@@ -229,7 +230,7 @@ def test_observations_go_through_one_pinned_buffer_on_a_gpu(monkeypatch):
         made.append(torch.full(shape, 99, dtype=dtype))
         return made[-1]
 
-    for module in ("psdrl.acting", "psdrl.device"):
+    for module in ("psdrl.agents.psdrl.acting", "psdrl.runtime.device"):
         monkeypatch.setattr(f"{module}.is_gpu", lambda device: True)
         monkeypatch.setattr(f"{module}.pinned_empty", pinned)
     for x, actions in zip(observations, expected, strict=True):

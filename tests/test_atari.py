@@ -137,15 +137,17 @@ def one_noop_seed() -> int:
 
 
 @needs_envpool
-@pytest.mark.parametrize("game", MINIMAL_ACTIONS)
-def test_backends_show_the_same_frames(game: str) -> None:
+@pytest.mark.parametrize(("game", "size"), [*((game, 64) for game in MINIMAL_ACTIONS), ("Pong", 84), ("Qbert", 84)])
+def test_backends_show_the_same_frames(game: str, size: int) -> None:
     """All of the first 120 steps of an episode, pixel by pixel, and the rewards."""
-    protocol, seed = AtariConfig(noop_max=1), one_noop_seed()
+    protocol, seed = AtariConfig(noop_max=1, size=size), one_noop_seed()
     actions = np.random.default_rng(3).integers(MINIMAL_ACTIONS[game], size=(120, 1))
     runs = {}
     for backend in ("envpool", "ale", "gymnasium"):
         env = make_atari(game, 1, [seed], protocol, backend)
+        assert env.spec.shape == (1, size, size)
         runs[backend] = record(env, actions)
+        assert runs[backend][0].shape[1:] == (1, *env.spec.shape)
         env.close()
     assert len({frame.tobytes() for frame in runs["envpool"][0]}) > 20, "nothing moves"
     for backend in ("ale", "gymnasium"):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from psdrl.errors import UserError
-from psdrl.execution import check_compiler
+from psdrl.runtime.execution import check_compiler
 from tests.test_graphs import with_graphs
 from tests.test_parity import LOCAL, distance, make, parameters
 

@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 import psdrl
-from psdrl import cli, presets
+from psdrl import cli
+from psdrl.agents import registry
+from psdrl.agents.psdrl import presets
+from psdrl.agents.psdrl.models import Models
+from psdrl.agents.psdrl.validation import check
 from psdrl.config import Config
 from psdrl.errors import UserError
-from psdrl.limits import check
-from psdrl.models import Models
 from tests.helpers import EnvSpec
 
 # Table "Hyperparameters for PSDRL" of the paper, in its order; the m of the first 100k steps is in its text.
@@ -115,7 +117,8 @@ def test_paper_preset_builds_the_papers_networks() -> None:
 )
 def test_auto_preset(choice: dict, cuda: bool, preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(presets, "cuda_available", lambda: cuda)
-    name, why = presets.choose(Config(**choice))
+    config, why = registry.preset(choice)
+    name = config.preset
     assert name == preset
     assert why
     assert psdrl.configure(**choice).preset == preset
@@ -125,27 +128,28 @@ def test_auto_preset(choice: dict, cuda: bool, preset: str, monkeypatch: pytest.
 def test_every_preset_is_valid_and_survives_json(preset: str) -> None:
     config = psdrl.configure(env="deepsea-7", preset=preset, logdir=None)
     check(config)
-    assert Config.from_dict(config.to_dict()) == config
+    assert registry.config_from_dict(config.to_dict()) == config
     from pathlib import Path
 
     moved = replace(config, logdir=Path("a/b"), seed=5, replay=replace(config.replay, batch=3))
-    assert Config.from_dict(moved.to_dict()) == moved
+    assert registry.config_from_dict(moved.to_dict()) == moved
     assert moved.to_dict() != config.to_dict()
 
 
-@pytest.mark.parametrize(("env", "places"), [("minatar/freeway", True), ("minatar/breakout", False)])
-def test_minatar_looks_at_places_but_in_breakout(env: str, places: bool) -> None:
-    config = psdrl.configure(env=env)
-    assert (config.forward.local, config.termination.local, config.termination.predicted) == (places,) * 3
-    assert config.minatar.stack == (3 if places else 1)
+def test_presets_do_not_ask_for_a_games_name() -> None:
+    """One preset per kind of environment: what differs between two games is their name."""
+    for games in (("minatar/freeway", "minatar/breakout"), ("minatar/asterix", "minatar/seaquest")):
+        one, other = (psdrl.configure(env=game) for game in games)
+        assert replace(one, env=games[1]) == other
+    assert replace(psdrl.configure(game="Pong"), game="Freeway") == psdrl.configure(game="Freeway")
 
 
 def test_unknown_settings_are_refused() -> None:
     stored = psdrl.configure(env="deepsea-7").to_dict()
     with pytest.raises(UserError, match="nonsense"):
-        Config.from_dict(stored | {"nonsense": 1})
+        registry.config_from_dict(stored | {"nonsense": 1})
     with pytest.raises(UserError, match="bogus"):
-        Config.from_dict(stored | {"value": stored["value"] | {"bogus": 1}})
+        registry.config_from_dict(stored | {"value": stored["value"] | {"bogus": 1}})
     with pytest.raises(AttributeError):
         psdrl.configure(env="deepsea-7", nonsense=1)
     with pytest.raises(TypeError):

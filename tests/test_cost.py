@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from psdrl import configure
-from psdrl.agent import Agent
-from psdrl.cost import forecast, hours_table, interaction, update_steps
+from psdrl.agents.psdrl.agent import PsdrlAgent
+from psdrl.agents.psdrl.lookahead.factored import fold
+from psdrl.cost.devices import Device, data_sheet
+from psdrl.cost.forecast import forecast, hours_table, interaction, update_steps
+from psdrl.cost.sizes import Sizes
+from psdrl.cost.work import Loop, Work, act_work, memory, update_work
 from psdrl.envs.vector import EnvSpec
-from psdrl.kernels.lookahead.factored import fold
-from psdrl.rates import Device, data_sheet
-from psdrl.replay import Replay
-from psdrl.sizes import Sizes
-from psdrl.work import Loop, Work, act_work, memory, update_work
+from psdrl.replay.episodes import Replay
 
 PONG = EnvSpec("Pong", "image", (1, 64, 64), "uint8", 6, "none")
 SLOW = Device("test", 1e9, 1e9, 1e9, 1e9, 1e9, 1e-6, measured=True)
@@ -33,7 +33,7 @@ SLOW = Device("test", 1e9, 1e9, 1e9, 1e9, 1e9, 1e-6, measured=True)
 def test_parameters_are_those_of_the_networks(name, settings):
     config = configure(game="Pong", preset=name, device="cpu", **settings)
     sizes = Sizes.of(config, PONG)
-    models = Agent(config, PONG).models
+    models = PsdrlAgent(config, PONG).models
     for part, module in {
         "autoencoder": models.autoencoder,
         "forward": models.forward_model,
@@ -48,7 +48,7 @@ def test_parameters_are_those_of_the_networks(name, settings):
 @pytest.mark.parametrize("skip", [False, True])
 def test_the_folded_lookahead_has_the_multiply_adds_that_are_counted(skip):
     """Per row of a product with a matrix as many as it has entries; what an action adds to a sum is none."""
-    agent = Agent(configure(game="Pong", preset="debug", device="cpu", forward={"skip": skip, "layers": 4}), PONG)
+    agent = PsdrlAgent(configure(game="Pong", preset="debug", device="cpu", forward={"skip": skip, "layers": 4}), PONG)
     sizes, model = Sizes.of(agent.config, PONG), fold(agent.models.forward_model, agent.model)
     assert sizes.state == model.state.numel() + model.recurrent.numel()
     inner = sum(weight.numel() for weight, _ in model.hidden)

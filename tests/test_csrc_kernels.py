@@ -164,36 +164,6 @@ def test_noise_kernel(host) -> None:
         assert (z * other).mean().abs() * count**0.5 < 4.5
 
 
-@needs_compiler
-@pytest.mark.parametrize(("k", "n"), [(1, 1), (5, 64), (32, 3), (33, 10), (70, 64)])
-def test_update_kernels(host, k: int, n: int) -> None:
-    rows, a = randn(n, k, seed=1), randn(2 * k, k)
-    start = a.T @ a + torch.eye(k, dtype=torch.float64)
-    original = torch.linalg.cholesky(start).contiguous()
-    padded = zeros(k, 64)
-    padded[:, :n] = rows.T
-
-    def update(order: int, factor: Tensor, sign: float) -> list[Tensor]:
-        info = torch.zeros(1, dtype=torch.int32)
-        call(host.chol_update, order, factor, *factor.stride(), padded.clone(), k, sign, info)
-        return [factor, info]
-
-    factor, info = in_all_orders(lambda order: update(order, original.clone(), 1.0))
-    assert info.item() == 0
-    truth = start + rows.T @ rows
-    norms = truth.diagonal().sqrt()
-    within(factor @ factor.T - truth, gamma(2 * k + n + 10) * norms[:, None] * norms, f"update {k} {n}")
-    columns, _ = update(0, original.T.clone(memory_format=torch.contiguous_format).T, 1.0)
-    assert torch.equal(columns, factor), "a column-major factor gives another result"
-    back, info = in_all_orders(lambda order: update(order, factor.clone(), -1.0))
-    assert info.item() == 0
-    assert (back - original).norm() / original.norm() <= k * torch.linalg.cond(truth) * 1.2e-16
-    _, info = in_all_orders(lambda order: update(order, 1e-3 * original, -1.0))
-    assert 1 <= info.item() <= k, "a downdate that is not positive definite must be reported"
-    padded[0, 0] = torch.nan
-    assert update(0, original.clone(), 1.0)[1].item() == -1
-
-
 @needs_nvcc
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_kernels_compile_without_spills(arch: str, tmp_path: Path, capsys) -> None:
@@ -204,7 +174,7 @@ def test_kernels_compile_without_spills(arch: str, tmp_path: Path, capsys) -> No
         r"entry function '(\S+)'.*?(\d+) bytes spill stores, (\d+) bytes spill loads.*?Used (\d+) registers([^\n]*)"
     )
     table = re.findall(pattern, output, re.DOTALL)
-    assert len(table) == 10, output
+    assert len(table) == 8, output
     with capsys.disabled():
         print(f"\n{arch}: registers, bytes of shared memory")
         for name, stores, loads, registers, rest in table:

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from psdrl.agents.psdrl.posterior import Posterior
+from psdrl.agents.psdrl.regression import Statistics
 from psdrl.kernels import posterior as native
 from psdrl.kernels.posterior import reference, unavailable
-from psdrl.posterior import Posterior
-from psdrl.sums import Statistics
 from tests.helpers import small_config
 
 CPU = torch.device("cpu")
@@ -226,52 +226,6 @@ def test_samples_have_the_posterior_covariance() -> None:
     assert torch.equal(draws, again)
 
 
-@pytest.mark.parametrize("layout", ["row-major", "column-major"])
-@pytest.mark.parametrize(("k", "n"), [(1, 1), (5, 3), (33, 1), (32, 64), (97, 65), (300, 130), (64, 0)])
-def test_rank_n_update_equals_recomputation(k: int, n: int, layout: str) -> None:
-    for dtype in (torch.float64, torch.float32):
-        rows, a = randn(n, k, seed=1, dtype=dtype), randn(k, k)
-        start = a @ a.T + torch.eye(k, dtype=torch.float64)
-        x = rows.double()
-        for weight in (1.0, 0.3):
-            factor = torch.linalg.cholesky(start)
-            factor = factor.contiguous() if layout == "row-major" else factor.T.contiguous().T
-            assert native.chol_update_(factor, rows, weight) == 0
-            assert torch.equal(factor, factor.tril())
-            # Reflectors err relative to the norm of a column of [L^T; X], whose square is on the diagonal of the
-            # result (Higham, theorem 19.4): k reflectors, dot products of n.
-            updated = start + weight * x.T @ x
-            norms = updated.diagonal().sqrt()
-            bound = gamma(2 * k + n + 10) * norms[:, None] * norms
-            within(factor @ factor.T - updated, bound, f"{k} {n} {weight}")
-            expected = torch.linalg.cholesky(start)
-            reference.chol_update_(expected, rows, weight)
-            torch.testing.assert_close(factor, expected, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("k", [3, 40, 150])
-def test_update_then_downdate_returns(k: int) -> None:
-    rows, a = randn(20, k, seed=1), randn(2 * k, k)
-    start = torch.linalg.cholesky(a.T @ a + torch.eye(k, dtype=torch.float64))
-    factor = start.clone()
-    assert native.chol_update_(factor, rows, 0.7) == 0
-    assert (factor - start).abs().max() > 1e-3
-    condition = torch.linalg.cond(factor @ factor.T).item()
-    assert native.chol_update_(factor, rows, -0.7) == 0
-    error = (factor - start).norm() / start.norm()
-    assert error <= k * condition * UNIT, f"{error:.1e} at condition {condition:.1e}"
-
-
-def test_update_reports_failures() -> None:
-    factor = torch.eye(4, dtype=torch.float64)
-    rows = zeros(1, 4)
-    rows[0, 2] = 1.5
-    assert native.chol_update_(factor.clone(), rows, -1.0) == 3  # 1 - 2.25 < 0 at the third column
-    rows[0, 1] = torch.nan
-    assert native.chol_update_(factor.clone(), rows, 1.0) == -1
-    assert native.chol_update_(factor.clone(), rows * torch.inf, -1.0) == -1
-
-
 def test_opcheck() -> None:
     gram = randn(9, 5).T @ randn(9, 5)
     ops, priors, noises = torch.ops.psdrl, variances(1.0, 2.0), variances(1.0, 0.5)
@@ -282,7 +236,6 @@ def test_opcheck() -> None:
     torch.library.opcheck(ops.posterior_factor, (gram, priors, noises))
     torch.library.opcheck(ops.posterior_mean, (factors, randn(5, 3), [2, 1], noises))
     torch.library.opcheck(ops.posterior_sample, (factors, mean, [2, 1], eps))
-    torch.library.opcheck(ops.chol_update_, (factors[0].clone(), phi, 1.0))
 
 
 def test_gradients_are_refused() -> None:
@@ -303,17 +256,16 @@ def test_gradients_are_refused() -> None:
         lambda: native.posterior_factor(zeros(3, 2), variances(1.0), variances(1.0)),
         lambda: native.posterior_mean(zeros(1, 3, 3), zeros(3, 2), [1], variances(1.0)),
         lambda: native.posterior_sample(zeros(1, 3, 3), zeros(2, 3), [2], zeros(1, 3, 2)),
-        lambda: native.chol_update_(zeros(3, 3), zeros(4, 2)),
     ],
-    ids=["float32 sums", "rows", "not square", "groups", "noise", "update"],
+    ids=["float32 sums", "rows", "not square", "groups", "noise"],
 )
 def test_wrong_arguments_are_explained(call) -> None:
     with pytest.raises(RuntimeError, match=r"must be|expected|need"):
         call()
 
 
-def fitted(rule: str, phi: Tensor, targets: Tensor, noise_reward: float = 0.05) -> Posterior:
-    settings = {"rule": rule, "prior_latent": 3.0, "prior_reward": 40.0, "noise_reward": noise_reward}
+def fitted(rule: str, phi: Tensor, targets: Tensor) -> Posterior:
+    settings = {"rule": rule, "prior_latent": 3.0, "prior_reward": 40.0, "noise_reward": 0.05}
     result = Posterior(small_config(posterior=settings), phi.shape[1], targets.shape[1], CPU)
     data = Statistics.empty(phi.shape[1], targets.shape[1], CPU)
     data.add(phi, targets)
@@ -322,25 +274,11 @@ def fitted(rule: str, phi: Tensor, targets: Tensor, noise_reward: float = 0.05) 
 
 
 @pytest.mark.parametrize("rule", ["exact", "released"])
-def test_absorbing_rows_equals_refitting(rule: str) -> None:
-    phi, targets = randn(120, 37), randn(120, 5, seed=1)
-    grown, whole = fitted(rule, phi[:50], targets[:50]), fitted(rule, phi, targets)
-    for rows in (slice(50, 51), slice(51, 120), slice(120, 120)):
-        grown.absorb(phi[rows], targets[rows])
-    torch.testing.assert_close(grown.mean, whole.mean, rtol=1e-9, atol=1e-11)
-    torch.testing.assert_close(grown.factors, whole.factors, rtol=1e-9, atol=1e-11)
-    draws = [p.draws(2, torch.Generator().manual_seed(0)) for p in (grown, whole)]
-    torch.testing.assert_close(*draws, rtol=1e-8, atol=1e-10)
-
-
-@pytest.mark.parametrize("rule", ["exact", "released"])
 def test_the_fallback_computes_the_same(rule: str, monkeypatch) -> None:
     phi, targets = randn(60, 21), randn(60, 4, seed=1)
     fast = fitted(rule, phi, targets)
-    fast.absorb(phi[:7], targets[:7])
     monkeypatch.setattr(native, "_implementation", lambda like: reference)
     plain = fitted(rule, phi, targets)
-    plain.absorb(phi[:7], targets[:7])
     torch.testing.assert_close(fast.mean, plain.mean, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(fast.factors, plain.factors, rtol=1e-10, atol=1e-12)
     draws = [p.draw(torch.Generator().manual_seed(0)) for p in (fast, plain)]

@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from psdrl import Agent, configure, learning
-from psdrl.distinct import ROWS, firsts, keys
+from psdrl import configure
+from psdrl.agents.psdrl import learning
+from psdrl.agents.psdrl.agent import PsdrlAgent
+from psdrl.agents.psdrl.deduplicate import ROWS, firsts, keys
+from psdrl.agents.psdrl.statistics import distinct_transitions
 from psdrl.envs.vector import EnvSpec
-from psdrl.sums import distinct_transitions
 
 
 @pytest.mark.parametrize("count", [0, 1, 50, ROWS + 3])
@@ -27,10 +29,10 @@ def test_rows_that_share_a_key_by_chance_stay_apart():
     assert firsts(table, torch.arange(4)).tolist() == [0, 1, 2, 0]
 
 
-def agent_with_two_states(recurrent: int) -> Agent:
+def agent_with_two_states(recurrent: int) -> PsdrlAgent:
     """Twenty steps between two states, by two actions."""
     config = configure(env="synthetic", preset="debug", device="cpu", forward={"recurrent": recurrent})
-    agent = Agent(config, EnvSpec("synthetic", "vector", (2,), "float32", 2, "none"))
+    agent = PsdrlAgent(config, EnvSpec("synthetic", "vector", (2,), "float32", 2, "none"))
     states = np.eye(2, dtype=np.float32)
     agent.replay.start(0, states[0])
     for t in range(20):
@@ -67,7 +69,7 @@ def test_slots_that_hold_nothing_are_not_read():
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)  # fills new tensors with NaN
     try:
-        table = learning.encode_buffer(agent.models, agent.replay, 8)
+        table = learning.encode_buffer(agent.models, agent.replay)
         assert bool(table.isnan().any())
         metrics = agent.update()
     finally:

@@ -7,16 +7,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from psdrl import doctor, update_checks
+from psdrl import doctor
+from psdrl.agents.psdrl import update_checks
+from psdrl.agents.psdrl.kernel_calls import check_kernels
 from psdrl.cli import main_doctor
 from psdrl.envs.vector import EnvSpec
-from psdrl.execution import Execution
-from psdrl.graphs import Cuda
-from psdrl.kernel_calls import check_kernels
 from psdrl.kernels import dispatch
 from psdrl.kernels.checks import posterior as posterior_checks
 from psdrl.kernels.gru_actions import gru_actions
 from psdrl.kernels.posterior import native
+from psdrl.runtime.execution import Execution
+from psdrl.runtime.graphs import Cuda
 from tests.recorder import StandIn
 
 CPU = torch.device("cpu")
@@ -145,7 +146,7 @@ def test_a_step_that_cannot_be_captured_is_reported(monkeypatch):
             )
         return execution
 
-    monkeypatch.setattr("psdrl.agent.Execution.of", of)
+    monkeypatch.setattr("psdrl.agents.psdrl.agent.Execution.of", of)
     monkeypatch.setattr(update_checks, "MODES", {"eager": {}, "graphs": {"cuda_graphs": True}})
     monkeypatch.setattr(update_checks, "PRECISIONS", ("fp32",))
 

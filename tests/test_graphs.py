@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from psdrl.acting import Actor
-from psdrl.execution import Execution, optimiser_state
-from psdrl.graphs import WARM_UP, Captured, Cuda
+from psdrl.agents.psdrl.acting import Actor
+from psdrl.runtime.execution import Execution, optimiser_state
+from psdrl.runtime.graphs import WARM_UP, Captured, Cuda
 from tests.recorder import CudnnRules, StandIn, as_on_a_gpu
 from tests.test_parity import LOCAL, make, parameters
 
@@ -230,7 +230,7 @@ def test_a_new_shape_is_captured_anew():
 )
 def test_what_cannot_be_captured_runs_eagerly_and_says_so(broken, caplog):
     captured = Captured("broken step", broken, tuple, stand_in()[0])
-    with caplog.at_level(logging.WARNING, "psdrl.graphs"):
+    with caplog.at_level(logging.WARNING, "psdrl.runtime.graphs"):
         for _ in range(2):
             captured(torch.ones(2))
     assert captured.failed
@@ -327,7 +327,7 @@ def test_an_update_reads_numbers_back_only_at_its_end(kind):
             self.names.append(func._schema.name)
             return func(*args, **(kwargs or {}))
 
-    agent = make("fast", torch.float32, **SIZES[kind], posterior={"noise_from_data": True})
+    agent = make("fast", torch.float32, **SIZES[kind])
     with Order() as order:
         agent.update()
     first = order.names.index("aten::_local_scalar_dense")

@@ -21,6 +21,5 @@ def test_action_is_the_oracles(case, dtype):
     zero = torch.zeros_like(returns)
     for seed in range(20):
         lots = torch.rand(returns.shape, generator=torch.Generator().manual_seed(seed))
-        expected = reference.greedy(returns, zero, zero, 0.9, 0.5, lots).action
+        expected = reference.greedy_action(returns, zero, zero, 0.9, 0.5, lots)
         assert aten.greedy_action(returns, zero, zero, 0.9, 0.5, lots).tolist() == expected.tolist(), seed
-        assert aten.greedy(returns, zero, zero, 0.9, 0.5, lots).action.tolist() == expected.tolist(), seed

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from psdrl import plain
-from psdrl.autoencoder import Autoencoder
-from psdrl.config import Config
+from psdrl.agents.psdrl import oracle
+from psdrl.agents.psdrl.encoder import Autoencoder
+from psdrl.agents.psdrl.learning import autoencoder_loss, forward_loss, make_optimisers
+from psdrl.agents.psdrl.models import Models
+from psdrl.agents.psdrl.settings import PsdrlConfig
 from psdrl.envs.vector import EnvSpec
-from psdrl.learning import autoencoder_loss, forward_loss, make_optimisers
-from psdrl.models import Models
-from psdrl.replay import Batch, Replay
+from psdrl.replay.episodes import Batch, Replay
 from tests.helpers import (
     Array,
     add_episode,
@@ -92,7 +92,7 @@ def test_equation_2_error_of_one_step(reduction: str, reward_weight: float) -> N
     assert loss.item() == pytest.approx(total / 4, rel=1e-12)
 
 
-def learning_setup(**settings: object) -> tuple[Config, Models, Replay, Batch]:
+def learning_setup(**settings: object) -> tuple[PsdrlConfig, Models, Replay, Batch]:
     """A buffer, a batch of 3 sequences of L = 5 from it, and small float64 networks."""
     replay = filled_replay([7, 5, 9], seed=3)
     config = small_config(replay={"batch": 3, "length": 5}, **settings)
@@ -124,8 +124,8 @@ def test_equations_2_and_3_of_a_whole_batch(reduction: str, weight: float) -> No
         omega = hand_net(models.termination, z[:, t + 1])
         delta = batch.terminated[:, t].double().numpy()
         termination_total += (np.where(delta > 0, weight, 1.0) * (omega - delta) ** 2).sum()
-    losses = plain.train_forward(
-        models, make_optimisers(models, config), plain.EncodeOnUse(models, replay), lambda: batch, config
+    losses = oracle.train_forward(
+        models, make_optimisers(models, config), oracle.EncodeOnUse(models, replay), lambda: batch, config
     )
     assert losses["forward"].item() == pytest.approx(forward_total / 15, rel=1e-9)
     assert losses["termination"].item() == pytest.approx(termination_total / 15, rel=1e-9)
@@ -177,7 +177,7 @@ def test_truncated_windows(window: int) -> None:
         "forward": torch.optim.SGD(models.forward_model.parameters(), 0.05),
         "termination": torch.optim.SGD(models.termination.parameters(), 0.05),
     }
-    plain.train_forward(models, optimisers, plain.EncodeOnUse(models, replay), lambda: batch, config)
+    oracle.train_forward(models, optimisers, oracle.EncodeOnUse(models, replay), lambda: batch, config)
     for name, parameter in models.forward_model.named_parameters():
         torch.testing.assert_close(parameter.data, expected[name].data, rtol=1e-10, atol=1e-12, msg=name)
     moved = max((expected[name] - whole[name]).abs().max().item() for name in expected)
@@ -214,7 +214,7 @@ def test_termination_model_steps() -> None:
         "forward": torch.optim.SGD(models.forward_model.parameters(), 0.1),
         "termination": torch.optim.SGD(models.termination.parameters(), 0.1),
     }
-    plain.train_forward(models, optimisers, plain.EncodeOnUse(models, replay), lambda: batch, config)
+    oracle.train_forward(models, optimisers, oracle.EncodeOnUse(models, replay), lambda: batch, config)
     for (name, found), wanted in zip(models.termination.named_parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(found.data, wanted.data, rtol=1e-6, atol=1e-8, msg=name)
 
@@ -233,7 +233,7 @@ def test_number_of_windows(length: int, window: int) -> None:
         batches.append(replay.sample(2, length, rng))
         return batches[-1]
 
-    plain.train_forward(models, optimisers, plain.EncodeOnUse(models, replay), sample, config)
+    oracle.train_forward(models, optimisers, oracle.EncodeOnUse(models, replay), sample, config)
     assert len(batches) == 3
     assert {name: len(steps) for name, steps in counts.items()} == dict.fromkeys(counts, 3 * math.ceil(length / window))
 
@@ -257,7 +257,7 @@ def test_autoencoder_takes_b_steps_with_inner_batch_l() -> None:
 
     weight = next(models.autoencoder.encoder.parameters())
     before = weight.detach().clone()
-    losses = plain.train_autoencoder(models, optimisers, replay, sample, config)
+    losses = oracle.train_autoencoder(models, optimisers, replay, sample, config)
     assert len(batches) == 2
     assert len(steps) == 2 * 3
     wanted = [replay.frames(slots[:-1]).double() / 255 for batch in batches for slots in batch.slots]
@@ -272,7 +272,7 @@ def test_vector_observations_have_no_autoencoder() -> None:
     assert not isinstance(models.autoencoder, Autoencoder)
     optimisers = make_optimisers(models, config)
     assert set(optimisers) == {"forward", "termination", "value"}
-    assert plain.train_autoencoder(models, optimisers, replay, lambda: batch, config) == {}
+    assert oracle.train_autoencoder(models, optimisers, replay, lambda: batch, config) == {}
     slots = batch.slots[:, 0]
-    latents = plain.EncodeOnUse(models, replay)[slots]
+    latents = oracle.EncodeOnUse(models, replay)[slots]
     assert torch.equal(latents, replay.frames(slots).double()), "the observation is its own latent state"

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 import psdrl
-from bench import learn
-from psdrl.agent import Agent
+from psdrl.agents.psdrl.agent import PsdrlAgent
+from psdrl.agents.psdrl.models import Models
 from psdrl.cli import parse_train
 from psdrl.envs import make_env
-from psdrl.loop import train
-from psdrl.models import Models
+from psdrl.experiments import learn
+from psdrl.run.loop import train
 from tests.helpers import ListLog
 
 
@@ -21,7 +21,7 @@ def untrained_returns(seed: int, episodes: int) -> list[float]:
     """Greedy episodes of an agent that draws a new model from the prior for each, and never learns."""
     config = psdrl.configure(env="deepsea-8", device="cpu", seed=seed)
     env = make_env(config)
-    agent = Agent(config, env.spec)
+    agent = PsdrlAgent(config, env.spec)
     scores: list[float] = []
     score = 0.0
     observation = env.reset()
@@ -44,7 +44,7 @@ def test_deepsea_is_learned() -> None:
     config = psdrl.configure(env="deepsea-8", device="cpu", seed=0, steps=1040, eval_every=0, checkpoint_every=0)
     assert config.preset == "deepsea"
     env = make_env(config)
-    agent, log = Agent(config, env.spec), ListLog()
+    agent, log = PsdrlAgent(config, env.spec), ListLog()
     train(agent, env, log)
     env.close()
     returns = log.values_of("train/return")

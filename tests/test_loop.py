@@ -5,11 +5,11 @@ from itertools import accumulate
 import numpy as np
 import pytest
 
-from psdrl.acting import Actor
-from psdrl.agent import Agent
+from psdrl.agents.psdrl.acting import Actor
+from psdrl.agents.psdrl.agent import PsdrlAgent
 from psdrl.envs.vector import GroupedEnv, Step
 from psdrl.errors import UserError
-from psdrl.loop import train
+from psdrl.run.loop import train
 from tests.helpers import ListLog, ScriptedEnv, ScriptedEpisode, hand_hidden, small_config, stored_episodes
 
 SCRIPT = [
@@ -22,7 +22,7 @@ SCRIPT = [
 class WatchedEnv(ScriptedEnv):
     """Notes the agent's hidden state after each action of an episode's first step, and where rows only start."""
 
-    agent: Agent
+    agent: PsdrlAgent
 
     def __init__(self, script: list[list[ScriptedEpisode]]) -> None:
         super().__init__(script)
@@ -40,7 +40,7 @@ class WatchedEnv(ScriptedEnv):
         return step
 
 
-def run(num_envs: int, steps: int, **settings: object) -> tuple[Agent, WatchedEnv, ListLog]:
+def run(num_envs: int, steps: int, **settings: object) -> tuple[PsdrlAgent, WatchedEnv, ListLog]:
     options: dict = {
         "reward_transform": "none",
         "eval_every": 0,
@@ -49,7 +49,7 @@ def run(num_envs: int, steps: int, **settings: object) -> tuple[Agent, WatchedEn
     }
     config = small_config(num_envs=num_envs, steps=steps, **(options | settings))
     env, log = WatchedEnv(SCRIPT[:num_envs]), ListLog()
-    agent = Agent(config, env.spec)
+    agent = PsdrlAgent(config, env.spec)
     env.agent = agent
     train(agent, env, log)
     return agent, env, log
@@ -125,7 +125,7 @@ def test_nothing_is_learned_before_an_episode_has_ended() -> None:
     env = ScriptedEnv([[ScriptedEpisode(25, "terminated")]])
     policy = {"update_every_early": 10, "update_every": 10}
     config = small_config(steps=41, eval_every=0, policy=policy, reward_transform="none")
-    agent, log = Agent(config, env.spec), ListLog()
+    agent, log = PsdrlAgent(config, env.spec), ListLog()
     train(agent, env, log)
     assert log.steps_with("loss/forward") == [30, 40]
 
@@ -153,7 +153,7 @@ def test_evaluations_happen_at_multiples() -> None:
     from psdrl.envs import make_env
 
     env = make_env(config)
-    agent, log = Agent(config, env.spec), ListLog()
+    agent, log = PsdrlAgent(config, env.spec), ListLog()
     train(agent, env, log)
     env.close()
     assert log.steps_with("eval/return") == [20, 40]
@@ -169,12 +169,12 @@ OPTIONS: dict = {
 SIX = [*SCRIPT, *([ScriptedEpisode(n, "truncated"), ScriptedEpisode(n + 2, "terminated")] for n in (2, 5, 7))]
 
 
-def run_groups(groups: int, steps: int = 200, env: type[ScriptedEnv] = ScriptedEnv) -> tuple[Agent, GroupedEnv]:
+def run_groups(groups: int, steps: int = 200, env: type[ScriptedEnv] = ScriptedEnv) -> tuple[PsdrlAgent, GroupedEnv]:
     """Six environments in this many groups, behind one object even if it is one."""
     config = small_config(num_envs=6, env_groups=groups, steps=steps, **OPTIONS)
     size = 6 // groups
     grouped = GroupedEnv([env(SIX[i : i + size], offset=i) for i in range(0, 6, size)])
-    agent = Agent(config, grouped.spec)
+    agent = PsdrlAgent(config, grouped.spec)
     train(agent, grouped)
     return agent, grouped
 
@@ -213,7 +213,7 @@ def test_one_group_is_the_ungrouped_run() -> None:
     """A GroupedEnv of one part, and that part alone: the same actions, networks and counters."""
     agent, env = run_groups(1)
     alone = ScriptedEnv(SIX)
-    other = Agent(agent.config, alone.spec)
+    other = PsdrlAgent(agent.config, alone.spec)
     train(other, alone)
     assert alone.taken == env.groups[0].taken  # type: ignore[attr-defined]
     assert agent.updates == other.updates
@@ -224,7 +224,8 @@ def test_one_group_is_the_ungrouped_run() -> None:
 
 def test_groups_have_random_streams_of_their_own() -> None:
     actors = {
-        groups: Agent(small_config(num_envs=6, env_groups=groups), ScriptedEnv(SIX).spec).actors for groups in (1, 3)
+        groups: PsdrlAgent(small_config(num_envs=6, env_groups=groups), ScriptedEnv(SIX).spec).actors
+        for groups in (1, 3)
     }
     assert [len(actor.hidden) for actor in actors[3]] == [2, 2, 2]
     assert actors[1][0].generator.initial_seed() == actors[3][0].generator.initial_seed()

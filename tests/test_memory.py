@@ -7,8 +7,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from psdrl import configure
+from psdrl.cost.work import memory
 from psdrl.envs.vector import EnvSpec
-from psdrl.work import largest_tensor, memory
+from tests.helpers import largest_tensor
 from tests.test_parity import make
 
 SIZES = {

@@ -51,7 +51,7 @@ def test_no_source_imports_kernels_as_a_top_level_package() -> None:
 
 def test_kernels_is_installed_only_within_psdrl(tmp_path: Path) -> None:
     code = """
-import importlib.util, psdrl.kernels, psdrl.kernels.lookahead
+import importlib.util, psdrl.kernels, psdrl.agents.psdrl.lookahead
 assert importlib.util.find_spec("kernels") is None, "a top-level package called kernels is installed"
 try:
     import kernels

@@ -4,11 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from psdrl import configure, learning, planning
-from psdrl.agent import PATHS, Agent
+from psdrl import configure
+from psdrl.agents.psdrl import learning, planning
+from psdrl.agents.psdrl.agent import PATHS
+from psdrl.agents.psdrl.lookahead import reference
+from psdrl.agents.psdrl.regression import Statistics
 from psdrl.envs.vector import EnvSpec
-from psdrl.kernels.lookahead import factored, reference
-from psdrl.sums import Statistics
+from psdrl.runtime.execution import Execution
+from tests.helpers import agent_of, fast_lookahead
 
 LOCAL = {"local": True, "feature_activation": "tanh"}
 CASES = {
@@ -31,8 +34,7 @@ CASES = {
     "fresh-value": {"actions": 3, "algo": "fresh-value"},
     "two-environments": {"actions": 3, "num_envs": 2},
     "standardised-latents": {"actions": 3, "latent": {"standardise": True}},
-    "clamped-predictions": {"actions": 3, "latent": {"clamp": True}},
-    "standardised-and-clamped-vectors": {"kind": "vector", "latent": {"standardise": True, "clamp": True}},
+    "standardised-vectors": {"kind": "vector", "latent": {"standardise": True}},
     "automatic-reward-weight": {"actions": 3, "forward": {"reward_weight": 0}},
     "mean-frame": {"actions": 3, "autoencoder": {"mean_frame": True}},
     "sequences-within-their-episodes": {"actions": 3, "chunk_rows": 40, "value": {"start": "episode"}},
@@ -40,7 +42,7 @@ CASES = {
     "no-planning": {"actions": 3, "value": {"start": "episode", "iterations": 0}},
     "against-time-within-episodes": {"actions": 3, "value": {"sweep": "backward", "start": "episode"}},
     "weighted-ends": {"actions": 3, "termination": {"weight": 7.0}, "replay": {"ends": "even"}},
-    "ends-of-predictions": {"actions": 3, "termination": {"weight": 4.0, "predicted": True}, "latent": {"clamp": True}},
+    "ends-of-predictions": {"actions": 3, "termination": {"weight": 4.0, "predicted": True}},
     "averaged-targets": {"actions": 3, "value": {"target_rate": 0.3, "target_every": 3, "iterations": 2}},
     "two-value-networks": {
         "actions": 3,
@@ -53,16 +55,15 @@ CASES = {
     "no-tanh-layer": {"kind": "vector", "forward": {"layers": 2}},
     "local": {"kind": "grid", "forward": LOCAL, "termination": {"local": True}},
     "local-skip": {"kind": "grid", "chunk_rows": 40, "forward": {**LOCAL, "skip": True, "layers": 4}},
-    "local-one-layer": {"kind": "grid", "forward": {**LOCAL, "layers": 2}, "latent": {"clamp": True}},
+    "local-one-layer": {"kind": "grid", "forward": {**LOCAL, "layers": 2}},
     "local-of-an-autoencoder": {
         "autoencoder": {"latent": 0},
         "forward": {**LOCAL, "skip": True},
         "termination": {"local": True, "weight": 3.0, "predicted": True},
-        "latent": {"standardise": True, "clamp": True},
+        "latent": {"standardise": True},
     },
     "local-released": {"kind": "grid", "forward": LOCAL, "posterior": {"rule": "released"}},
     "local-no-sampling": {"kind": "grid", "forward": LOCAL, "algo": "egreedy-exploit"},
-    "local-noise-from-data": {"kind": "grid", "forward": LOCAL, "posterior": {"noise_from_data": True}},
     "no-memory": {"kind": "vector", "different": 4, "forward": {"recurrent": 0}},
     "no-memory-overwritten": {
         "kind": "vector",
@@ -76,7 +77,6 @@ CASES = {
         "chunk_rows": 7,
         "forward": {"recurrent": 0},
         "value": {"sweep": "backward", "start": "episode", "iterations": 2},
-        "posterior": {"noise_from_data": True},
     },
     "no-memory-local": {"kind": "grid", "different": 3, "forward": {**LOCAL, "recurrent": 0, "skip": True}},
     "no-memory-released": {
@@ -85,7 +85,6 @@ CASES = {
         "forward": {"recurrent": 0},
         "posterior": {"rule": "released"},
     },
-    "noise-from-data": {"kind": "vector", "posterior": {"noise_from_data": True, "noise_reward": 1e-4}},
 }
 
 
@@ -96,7 +95,7 @@ def make(path, dtype, kind="image", actions=3, lengths=(9, 12, 30, 1), different
     if grid:
         kind, shape = "vector", (24,)
     config = configure(env="synthetic", preset="debug", update_path=path, device="cpu", **settings)
-    agent = Agent(config, EnvSpec("synthetic", kind, shape, observed, actions, "none", grid), dtype)
+    agent = agent_of(config, EnvSpec("synthetic", kind, shape, observed, actions, "none", grid), dtype)
     rng = np.random.default_rng(1)
     for number, length in enumerate(lengths):
         env = number % config.num_envs
@@ -162,18 +161,19 @@ def run_phase(agent, phase):
     """One phase of an update, from the agent's initial state; the sampled model comes from the prior."""
     path = PATHS[agent.config.update_path]
     common = (agent.models, agent.optimisers)
+    how = (agent.execution,) if agent.config.update_path == "fast" else ()
     if phase == "autoencoder":
-        path.train_autoencoder(*common, agent.replay, agent.batch, agent.config)
+        path.train_autoencoder(*common, agent.replay, agent.batch, agent.config, *how)
         return parameters(agent)
-    latents = path.encode_buffer(agent.models, agent.replay, agent.config.chunk_rows)
+    latents = path.encode_buffer(agent.models, agent.replay, *how)
     if phase == "forward":
-        path.train_forward(*common, latents, agent.batch, agent.config)
+        path.train_forward(*common, latents, agent.batch, agent.config, *how)
     elif phase == "posterior":
-        data = path.buffer_statistics(agent.models, agent.replay, latents, agent.config.chunk_rows)
+        data = path.buffer_statistics(agent.models, agent.replay, latents, *how)
         assert isinstance(data, Statistics)
-        return {"gram": data.gram, "cross": data.cross, "squares": data.squares}
+        return {"gram": data.lower.tril(), "cross": data.cross, "squares": data.squares}
     elif phase == "value":
-        path.train_value(*common, latents, agent.batch, agent.model, agent.config)
+        path.train_value(*common, latents, agent.batch, agent.model, agent.config, None, *how)
     return parameters(agent)
 
 
@@ -211,7 +211,7 @@ def test_lookahead_agrees(actions, dtype):
         exact = reference.lookahead(
             m.forward_model, exact_agent.model, m.termination, m.value, z.double(), h.double(), 0.9, 0.5
         )
-        plain, fast = reference.lookahead(*arguments), factored.lookahead(*arguments)
+        plain, fast = reference.lookahead(*arguments), fast_lookahead(*arguments)
     assert fast.hidden.shape == (13, actions, 23)
     for name in ("returns", "hidden"):
         error = distance(getattr(fast, name), getattr(exact, name))
@@ -249,7 +249,7 @@ def test_each_frame_is_encoded_once_per_update(monkeypatch):
 
 def test_encoded_buffer_is_right_in_every_stored_slot():
     agent = make("fast", torch.float64)
-    table = learning.encode_buffer(agent.models, agent.replay, 4)
+    table = learning.encode_buffer(agent.models, agent.replay, Execution(agent.device, chunk_rows=4))
     for slot in agent.replay.stored_slots():
         with torch.no_grad():
             expected = agent.models.encode(agent.replay.frames(slot)[None])[0]
@@ -260,8 +260,8 @@ def test_a_new_sample_is_folded_anew():
     """The folded weights live on the sample: a stale fold would plan in the previous model."""
     agent = make("fast", torch.float64)
     agent.update()
-    first = factored.folded(agent.models.forward_model, agent.model)
+    first = agent.models.forward_model.fold(agent.model)
     agent.update()
-    second = factored.folded(agent.models.forward_model, agent.model)
+    second = agent.models.forward_model.fold(agent.model)
     torch.testing.assert_close(second.recurrent, agent.models.forward_model.gru.weight_hh)
     assert not torch.equal(first.output, second.output)

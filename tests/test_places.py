@@ -8,16 +8,16 @@ import torch
 from torch.nn import functional as F
 
 from psdrl import configure, make_env
-from psdrl.agent import Agent
+from psdrl.agents.psdrl.agent import PsdrlAgent
+from psdrl.agents.psdrl.grid import Places
+from psdrl.agents.psdrl.lookahead import factored
+from psdrl.agents.psdrl.lookahead import grid as fast
+from psdrl.agents.psdrl.models import LocalFeatures, LocalForwardModel, LocalTanhNet
+from psdrl.agents.psdrl.regression import LocalStatistics
+from psdrl.cost.sizes import Sizes
 from psdrl.envs.vector import EnvSpec
 from psdrl.errors import UserError
-from psdrl.kernels.lookahead import factored
-from psdrl.kernels.lookahead import local as fast
-from psdrl.models import LocalFeatures, LocalForwardModel, LocalTanhNet
-from psdrl.places import Places
-from psdrl.sizes import Sizes
-from psdrl.sums import LocalStatistics
-from psdrl.work import largest_tensor
+from tests.helpers import largest_tensor
 from tests.test_memory import Allocations
 from tests.test_parity import LOCAL, make
 
@@ -143,7 +143,7 @@ def test_posterior_is_two_regressions(rule):
 
 def test_a_rule_seen_in_one_corner_is_known_everywhere():
     """A dot moves right; seen in the upper rows only, predicted in the lowest."""
-    agent = Agent(
+    agent = PsdrlAgent(
         configure(
             env="synthetic", preset="debug", forward={**LOCAL, "units": 24, "gain": 2.0, "skip": True}, device="cpu",
             posterior={"noise_latent": 1e-4, "noise_reward": 1e-4},
@@ -167,7 +167,7 @@ def test_a_rule_seen_in_one_corner_is_known_everywhere():
     z = torch.from_numpy(picture(4, 2))[None]
     h = torch.zeros(1, model.gru.hidden_size)
     with torch.no_grad():
-        ahead = factored.predict(factored.folded(model, agent.draw(mean=True)), agent.models.termination, z, h, 0.5)
+        ahead = factored.predict(model.fold(agent.draw(mean=True)), agent.models.termination, z, h, 0.5)
     shown = ahead.latents_hidden[0, 0, :36].view(6, 6)
     assert int(shown.argmax()) == 4 * 6 + 3, shown
     assert float(shown[4, 3]) > 0.7
@@ -178,14 +178,14 @@ def test_minatar_is_a_grid_and_others_are_refused():
     config = configure(env="minatar/asterix", forward={**LOCAL, "units": 4}, termination={"local": True})
     env = make_env(config)
     assert env.spec.grid == (10, 10, 3 * 4)
-    agent = Agent(config, env.spec)
+    agent = PsdrlAgent(config, env.spec)
     assert isinstance(agent.models.forward_model, LocalForwardModel)
     assert agent.posterior.mean.shape[0] == 3 * 4 + 1
     env.close()
     config = configure(env="CartPole-v1", termination={"local": True})
     env = make_env(config)
     with pytest.raises(UserError, match="no grid of places"):
-        Agent(config, env.spec)
+        PsdrlAgent(config, env.spec)
     env.close()
     with pytest.raises(UserError, match="feature-activation tanh"):
         configure(env="minatar/asterix", forward={"local": True, "feature_activation": "linear"})
@@ -215,7 +215,7 @@ def test_one_scale_for_all_places():
 def test_what_never_appeared_is_no_treasure():
     """A plane that was empty in all that is stored lights up: rewards of draws must not jump. MinAtar Freeway has such
     planes, one per speed of its cars, and an agent that took a new speed for riches or ruin learned nothing."""
-    agent = Agent(
+    agent = PsdrlAgent(
         configure(
             env="synthetic", preset="debug", forward={**LOCAL, "units": 16, "skip": True}, device="cpu",
             latent={"standardise": True}, posterior={"prior_reward": 0.1, "noise_reward": 1e-4},

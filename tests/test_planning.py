@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from psdrl import plain
-from psdrl.config import Config
-from psdrl.learning import make_optimisers
-from psdrl.models import ForwardModel, Models, SampledModel, TanhNet
-from psdrl.replay import Batch, Replay
+from psdrl.agents.psdrl import oracle
+from psdrl.agents.psdrl.learning import make_optimisers
+from psdrl.agents.psdrl.models import ForwardModel, Models, SampledModel, TanhNet
+from psdrl.agents.psdrl.settings import PsdrlConfig
+from psdrl.replay.episodes import Batch, Replay
 from tests.helpers import (
     Array,
     add_episode,
@@ -79,12 +79,12 @@ def test_value_target(value: float, rewards: tuple, next_latents: tuple, target:
     config, models, model = known_models(value, rewards, next_latents)
     replay = filled_replay([1], size=1)
     batch = replay.sample(2, 1, np.random.default_rng(0))
-    latents = plain.EncodeOnUse(models, replay)
-    losses = plain.train_value(models, make_optimisers(models, config), latents, lambda: batch, model, config)
+    latents = oracle.EncodeOnUse(models, replay)
+    losses = oracle.train_value(models, make_optimisers(models, config), latents, lambda: batch, model, config)
     assert losses["value"].item() == pytest.approx((value - target) ** 2, rel=1e-12)
 
 
-def planning_setup(**value: float | str) -> tuple[Config, Models, Replay, list[Batch], SampledModel]:
+def planning_setup(**value: float | str) -> tuple[PsdrlConfig, Models, Replay, list[Batch], SampledModel]:
     """Two batches of 4 sequences of L = 6 steps."""
     config = small_config(value={"iterations": 2, **value}, replay={"batch": 4, "length": 6})
     replay = filled_replay([6, 11, 8], seed=1)
@@ -96,7 +96,7 @@ def planning_setup(**value: float | str) -> tuple[Config, Models, Replay, list[B
 
 
 def hand_plan(
-    config: Config, models: Models, replay: Replay, batches: list[Batch], model: SampledModel, variant: str = ""
+    config: PsdrlConfig, models: Models, replay: Replay, batches: list[Batch], model: SampledModel, variant: str = ""
 ) -> tuple[dict[str, torch.Tensor], list[float]]:
     """Value parameters and losses after gradient descent at rate 0.05; targets in NumPy. Variants break the rule."""
     work = small_models(config, vector_spec())
@@ -138,12 +138,14 @@ def hand_plan(
     return {name: p.detach() for name, p in value.named_parameters()}, losses
 
 
-def run_plan(config: Config, models: Models, replay: Replay, batches: list[Batch], model: SampledModel) -> torch.Tensor:
+def run_plan(
+    config: PsdrlConfig, models: Models, replay: Replay, batches: list[Batch], model: SampledModel
+) -> torch.Tensor:
     optimisers: dict[str, torch.optim.Optimizer] = {"value": torch.optim.SGD(models.value.parameters(), 0.05)}
     queue: Iterator[Batch] = iter(batches)
-    return plain.train_value(models, optimisers, plain.EncodeOnUse(models, replay), lambda: next(queue), model, config)[
-        "value"
-    ]
+    return oracle.train_value(
+        models, optimisers, oracle.EncodeOnUse(models, replay), lambda: next(queue), model, config
+    )["value"]
 
 
 @pytest.mark.parametrize(
@@ -199,7 +201,7 @@ def test_target_network_is_the_copy_of_step_4() -> None:
     optimisers["value"].register_step_post_hook(
         lambda *_: history.append({name: p.copy() for name, p in parameters_of(models.value).items()})
     )
-    plain.train_value(models, optimisers, plain.EncodeOnUse(models, replay), lambda: batches[0], model, config)
+    oracle.train_value(models, optimisers, oracle.EncodeOnUse(models, replay), lambda: batches[0], model, config)
     assert len(history) == 7
     for name, found in parameters_of(models.target).items():
         np.testing.assert_array_equal(found, history[4][name], err_msg=name)
@@ -215,7 +217,7 @@ def test_target_network_goes_part_of_the_way() -> None:
     optimisers["value"].register_step_post_hook(
         lambda *_: history.append({name: p.copy() for name, p in parameters_of(models.value).items()})
     )
-    plain.train_value(models, optimisers, plain.EncodeOnUse(models, replay), lambda: batches[0], model, config)
+    oracle.train_value(models, optimisers, oracle.EncodeOnUse(models, replay), lambda: batches[0], model, config)
     for name, found in parameters_of(models.target).items():
         expected = 0.75 * (0.75 * start[name] + 0.25 * history[0][name]) + 0.25 * history[4][name]
         np.testing.assert_allclose(found, expected, rtol=1e-12, err_msg=name)
@@ -236,7 +238,7 @@ def test_number_of_gradient_steps(algo: str, factor: int) -> None:
         batches.append(replay.sample(2, 5, rng))
         return batches[-1]
 
-    plain.train_value(models, optimisers, plain.EncodeOnUse(models, replay), sample, sampled(models), config)
+    oracle.train_value(models, optimisers, oracle.EncodeOnUse(models, replay), sample, sampled(models), config)
     assert len(batches) == 3 * factor
     assert len(steps) == 3 * factor * 5
 

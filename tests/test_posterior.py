@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from psdrl import plain
+from psdrl.agents.psdrl import oracle
+from psdrl.agents.psdrl.posterior import Posterior
+from psdrl.agents.psdrl.regression import Statistics
 from psdrl.errors import UserError
-from psdrl.posterior import Posterior, cholesky
-from psdrl.replay import Replay
-from psdrl.sums import Statistics
+from psdrl.kernels.posterior import posterior_factor
+from psdrl.replay.episodes import Replay
 from tests.helpers import (
     Array,
     add_episode,
@@ -139,24 +140,6 @@ def test_refitting_forgets_the_old_data() -> None:
     np.testing.assert_array_equal(draw_many(fitted, 2), draw_many(once, 2))
 
 
-def test_noise_is_the_residual_variance_with_a_floor() -> None:
-    rng = np.random.default_rng(5)
-    phi = rng.normal(size=(4000, 4))
-    clean = phi @ rng.normal(size=(4, 3))
-    targets = clean + rng.normal(size=clean.shape) * np.array([0.3, 0.3, 0.0])  # the reward has no noise
-    config = small_config(posterior={"noise_from_data": True, "noise_latent": 1e-3, "noise_reward": 1e-4})
-    fitted = Posterior(config, 4, 3, torch.device("cpu"))
-    fitted.fit(statistics(phi, targets))
-    noise_latent, noise_reward = fitted.noises.tolist()
-    assert noise_latent == pytest.approx(0.09, rel=0.05)
-    assert noise_reward == 1e-4
-    mean, _ = equation_4(phi, targets[:, 0], config.posterior.prior_latent, noise_latent)
-    np.testing.assert_allclose(fitted.mean[0].numpy(), mean, rtol=1e-9)
-    restored = Posterior(config, 4, 3, torch.device("cpu"))
-    restored.load_state_dict(fitted.state_dict())
-    assert restored.noises.tolist() == [noise_latent, noise_reward]
-
-
 def test_rule_mean_never_samples() -> None:
     phi, targets = data()
     fitted = posterior(4, 3, (1.0, 2.0, 0.1, 0.2), "mean")
@@ -201,10 +184,12 @@ def test_a_draw_has_no_bias_and_differs_each_time() -> None:
 def test_jitter_escalates_until_the_factor_exists() -> None:
     """Smallest eigenvalue -1e-6, mean diagonal 0.5: 5e-13, 5e-12, ... fail, 5e-6 is the first that succeeds."""
     precision = torch.diag(torch.tensor([1.0, -1e-6, 0.500001], dtype=torch.float64))
-    factor, jitter = cholesky(precision)
-    assert jitter == pytest.approx(5e-6, rel=1e-9)
-    torch.testing.assert_close(factor @ factor.T, precision + jitter * torch.eye(3, dtype=torch.float64))
-    assert cholesky(torch.eye(3, dtype=torch.float64))[1] == 0
+    one, identity = torch.ones(1, dtype=torch.float64), torch.eye(3, dtype=torch.float64)
+    (factor,), jitter, info = posterior_factor(precision, one * torch.inf, one)  # no prior, noise 1
+    assert info.item() == 0
+    assert jitter.item() == pytest.approx(5e-6, rel=1e-9)
+    torch.testing.assert_close(factor @ factor.T, precision + jitter * identity)
+    assert posterior_factor(identity, one * torch.inf, one)[1].item() == 0
 
 
 def test_rank_deficient_data_reports_its_jitter() -> None:
@@ -253,11 +238,11 @@ def test_buffer_statistics_by_brute_force(lengths: list[int], capacity: int, ski
     if capacity == 16:
         assert any(start + length >= replay.num_slots for start, length in replay.episodes), "no episode wraps"
     models = small_models(small_config(forward={"skip": skip}), vector_spec())
-    found = plain.buffer_statistics(models, replay, plain.EncodeOnUse(models, replay))
+    found = oracle.buffer_statistics(models, replay, oracle.EncodeOnUse(models, replay))
     phi, targets = hand_statistics(models, replay)
     assert isinstance(found, Statistics)
     assert found.rows == len(phi) == replay.transitions
-    np.testing.assert_allclose(found.gram.numpy(), phi.T @ phi, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(found.lower.tril().numpy(), np.tril(phi.T @ phi), rtol=1e-10, atol=1e-12)
     np.testing.assert_allclose(found.cross.numpy(), phi.T @ targets, rtol=1e-10, atol=1e-12)
     np.testing.assert_allclose(found.squares.numpy(), (targets**2).sum(0), rtol=1e-10)
 
@@ -276,7 +261,7 @@ def test_what_stays_and_what_actions_always_do_is_known_at_once(skip: bool) -> N
             replay.add(0, action, 0.0, z.astype(np.float32), t == 9, False)
     config = small_config(forward={"skip": skip}, posterior={"noise_latent": 1e-6})
     models = small_models(config, vector_spec())
-    data = plain.buffer_statistics(models, replay, plain.EncodeOnUse(models, replay))
+    data = oracle.buffer_statistics(models, replay, oracle.EncodeOnUse(models, replay))
     posterior = Posterior(config, len(data.cross), 4, torch.device("cpu"))
     posterior.fit(data)
     model, both = models.forward_model, torch.arange(2)

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from psdrl import device, execution
+from psdrl.agents.psdrl.lookahead.factored import predict
 from psdrl.errors import UserError
-from psdrl.execution import Execution
-from psdrl.kernels.lookahead.factored import folded, predict
+from psdrl.runtime import device, execution
+from psdrl.runtime.execution import Execution
 from tests.test_parity import LOCAL, make, parameters
 
 SIZES = {"kind": "image", "actions": 3, "replay": {"batch": 8, "length": 8}, "chunk_rows": 1000}
@@ -20,7 +20,7 @@ def targets(agent, how):
     latents = agent.models.encode(agent.replay.observations[agent.replay.stored_slots()])
     hidden = torch.tanh(torch.randn(len(latents), config.forward.hidden, generator=torch.Generator().manual_seed(0)))
     with torch.no_grad(), how.autocast():
-        model = folded(models.forward_model, agent.model)
+        model = models.forward_model.fold(agent.model)
         ahead = predict(model, models.termination, latents, hidden.to(latents), config.termination.threshold)
         return ahead.planned(models.value, config.value.discount)
 

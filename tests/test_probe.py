@@ -1,9 +1,9 @@
-"""bench.probe: what it asks of an agent's models, with models whose answers are known."""
+"""psdrl.experiments.probe: what it asks of an agent's models, with models whose answers are known."""
 
 import pytest
 import torch
 
-from bench.probe import probe, returns_after
+from psdrl.experiments.probe import probe, returns_after
 from tests.helpers import filled_replay, small_agent, vector_spec
 
 

@@ -7,15 +7,18 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from psdrl import configure, profiling
-from psdrl.agent import Agent
+from psdrl import configure
+from psdrl.agents.psdrl.agent import PsdrlAgent
 from psdrl.envs import make_env
 from psdrl.errors import UserError
-from psdrl.execution import Execution
-from psdrl.graphs import Cuda
-from psdrl.loop import train
-from psdrl.profiling import LINES, CudaDevice, Phases, Profile
+from psdrl.run.loop import train
+from psdrl.runtime import profiling
+from psdrl.runtime.execution import Execution
+from psdrl.runtime.graphs import Cuda
+from psdrl.runtime.profiling import CudaDevice, Phases, Profile
 from tests.helpers import ListLog
+
+LINES = PsdrlAgent.PHASES
 
 
 class Clock:
@@ -56,7 +59,7 @@ class Clock:
 def test_phases_are_ranges_timed_by_the_device_and_read_once():
     clock = Clock()
     seen: list[str] = []
-    phases = Phases(clock, seen.append)
+    phases = Phases(clock, LINES, seen.append)
     for name, milliseconds in (("autoencoder", 250.0), ("value", 1500.0)):
         with phases(name):
             clock.now += milliseconds
@@ -70,7 +73,7 @@ def test_an_update_has_a_range_per_phase(monkeypatch):
     monkeypatch.setattr(profiling, "device_for", lambda device: clock)
     config = configure(env="deepsea-4", preset="debug", device="cpu", steps=40, eval_every=0, checkpoint_every=0)
     env = make_env(config)
-    agent = Agent(config, env.spec)
+    agent = PsdrlAgent(config, env.spec)
     train(agent, env)
     metrics = agent.update()
     assert {name for name in metrics if name.startswith("time/")} == {f"time/{name}" for name in LINES}
@@ -121,7 +124,7 @@ def test_a_cpu_run_writes_a_trace(tmp_path):
     env = make_env(config)
     log = ListLog()
     log.logdir = tmp_path
-    train(Agent(config, env.spec), env, log)
+    train(PsdrlAgent(config, env.spec), env, log)
     trace = json.loads((tmp_path / "trace-1-2.json").read_text())
     names = [event.get("name") for event in trace["traceEvents"]]
     for line in LINES.values():
@@ -159,7 +162,7 @@ class FakeCuda:
 
 def test_phases_of_a_gpu_are_timed_on_its_own_stream(monkeypatch):
     fake = FakeCuda(monkeypatch)
-    phases = Phases(CudaDevice(torch.device("cuda", 1)))
+    phases = Phases(CudaDevice(torch.device("cuda", 1)), LINES)
     with phases("value"):
         pass
     assert fake.calls == ["event on stream of cuda:1"] * 2

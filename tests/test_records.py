@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import figures, learn, records
-from bench.records import Damaged, Run
+from psdrl.experiments import figures, learn, records
+from psdrl.experiments.records import Damaged, Run
 
 ROOT = Path(__file__).parent.parent
 
@@ -62,7 +62,7 @@ APPEND = """
 import sys
 from dataclasses import replace
 from pathlib import Path
-from bench import records
+from psdrl.experiments import records
 results, (like,) = Path(sys.argv[1]), records.read(Path(sys.argv[2]))
 print("ready", flush=True)
 sys.stdin.readline()
@@ -208,7 +208,7 @@ def test_commit_and_what_makes_it_dirty(tmp_path):
             ["git", "-C", str(tmp_path), *name, *arguments], check=True, capture_output=True, text=True
         ).stdout.strip()
 
-    source, result = tmp_path / "bench" / "learn.py", tmp_path / "results" / "a"
+    source, result = tmp_path / "psdrl" / "learn.py", tmp_path / "results" / "a"
     for file in (source, result):
         file.parent.mkdir()
         file.write_text("1")
@@ -284,7 +284,7 @@ def stored() -> tuple[list[Run], list[Run]]:
 
 def test_the_table_is_made_from_the_files(stored):
     table = figures.table(*map(figures.by_env, stored))
-    assert (ROOT / "results/TABLE.md").read_text() == table, "python -m bench.figures makes it anew"
+    assert (ROOT / "results/TABLE.md").read_text() == table, "python -m psdrl.experiments.figures makes it anew"
     assert all(np.isfinite(run.returns).all() for runs in stored for run in runs)
 
 
@@ -296,7 +296,7 @@ def test_results_are_small():
 def test_cited_tuning_runs_exist(stored):
     """`tuning/ENVIRONMENT/METHOD` in the documents names runs of the archive."""
     names = {f"tuning/{run.env}/{run.method}" for run in stored[1]}
-    for file in ("docs/experiments.md", "docs/learning.md", "README.md", "psdrl/presets.py"):
+    for file in ("docs/experiments.md", "docs/learning.md", "README.md", "psdrl/agents/psdrl/presets.py"):
         for cited in re.findall(r"tuning/[\w*./-]*[\w*]", (ROOT / file).read_text()):
             if cited == "tuning/ENVIRONMENT/METHOD":
                 continue

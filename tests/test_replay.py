@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-import psdrl.replay
-from psdrl.replay import Replay, on_device
+import psdrl.replay.episodes
+from psdrl.replay.episodes import Replay, on_device
 from tests.helpers import add_episode, filled_replay, small_agent, stored_episodes
 
 
@@ -248,7 +248,7 @@ def test_empty_buffer_round_trip() -> None:
 )
 def test_where_the_frames_lie(where, device, free, wanted, monkeypatch: pytest.MonkeyPatch) -> None:
     """auto: on the device if they take less than a quarter of its free memory; a CPU's memory is the host's."""
-    monkeypatch.setattr(psdrl.replay, "free_memory", lambda asked: {torch.device(device): free}[asked])
+    monkeypatch.setattr(psdrl.replay.episodes, "free_memory", lambda asked: {torch.device(device): free}[asked])
     assert on_device(where, 1000, torch.device(device)) == wanted
 
 
@@ -259,7 +259,7 @@ def test_the_size_of_the_frames_decides(monkeypatch: pytest.MonkeyPatch) -> None
         asked.append(question)
         return True
 
-    monkeypatch.setattr(psdrl.replay, "on_device", noted)
+    monkeypatch.setattr(psdrl.replay.episodes, "on_device", noted)
     Replay(80, 1, (1, 64, 64), "uint8", "cpu", "host")
     Replay(80, 1, (5,), "float32")
     small_agent(replay={"device": "device", "capacity": 16})
@@ -270,7 +270,7 @@ def test_the_size_of_the_frames_decides(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.fixture
 def host_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     """Frames are staged and copied as for a GPU; here both memories are the host's and nothing is pinned."""
-    monkeypatch.setattr(psdrl.replay, "on_device", lambda *_: False)
+    monkeypatch.setattr(psdrl.replay.episodes, "on_device", lambda *_: False)
 
 
 @pytest.mark.usefixtures("host_frames")
@@ -305,14 +305,14 @@ def test_frames_in_host_memory_change_no_update(request: pytest.FixtureRequest) 
 def test_staging_is_fresh_for_every_read(host_frames: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy that has not happened yet must not see the next read."""
     staged: list[torch.Tensor] = []
-    plain = psdrl.replay.pinned_empty
+    plain = psdrl.replay.episodes.pinned_empty
 
     def noted(*arguments) -> torch.Tensor:
         staged.append(plain(*arguments))
         return staged[-1]
 
     replay = tagged_replay([5], capacity=16)
-    monkeypatch.setattr(psdrl.replay, "pinned_empty", noted)
+    monkeypatch.setattr(psdrl.replay.episodes, "pinned_empty", noted)
     for slot in (0, 1):
         replay.frames(torch.tensor([slot]))
     assert [tensor.tolist() for tensor in staged] == [[[0, 0]], [[0, 1]]]

@@ -13,12 +13,12 @@ import torch
 
 import psdrl
 from psdrl import cli
-from psdrl.agent import Agent
-from psdrl.checkpoint import latest, restore, save
-from psdrl.config import Config
+from psdrl.agents import registry
+from psdrl.agents.psdrl.agent import PsdrlAgent
 from psdrl.envs import make_env
-from psdrl.log import RunLog
-from psdrl.loop import train
+from psdrl.run.checkpoint import latest, restore, save
+from psdrl.run.log import RunLog
+from psdrl.run.loop import train
 from tests.conftest import Run
 
 SMALL = ["--env", "deepsea-4", "--preset", "debug", "--device", "cpu"]
@@ -65,7 +65,7 @@ def test_metrics_and_config_files(tmp_path: Path) -> None:
     record = json.loads((tmp_path / "run" / "config.json").read_text())
     assert record["version"] == psdrl.__version__
     assert re.fullmatch("[0-9a-f]{40}", record["commit"])
-    config = Config.from_dict(record["config"])
+    config = registry.config_from_dict(record["config"])
     expected = psdrl.configure(env="deepsea-4-image", preset="debug", device="cpu", steps=600, eval_every=300)
     assert config == replace(expected, logdir=tmp_path / "run")
     assert list((tmp_path / "run").glob("events.out.tfevents.*")), "TensorBoard files"
@@ -106,12 +106,12 @@ def test_resume_restores_everything(env_name: str, algo: str, groups: int, tmp_p
         num_envs=groups, env_groups=groups,
     )  # fmt: skip
     env = make_env(config)
-    agent = Agent(config, env.spec)
+    agent = PsdrlAgent(config, env.spec)
     train(agent, env, stop=lambda: agent.step >= 300)
     assert agent.updates > 0
     assert agent.optimisers["forward"].state_dict()["state"]
     path = save(tmp_path, agent)
-    other = Agent(config, env.spec)
+    other = PsdrlAgent(config, env.spec)
     restore(path, other)
     state = agent.state_dict()
     assert {"models", "optimisers", "posterior", "model", "counters", "random"} <= state.keys()
@@ -125,7 +125,7 @@ def test_resume_restores_everything(env_name: str, algo: str, groups: int, tmp_p
     env.close()
     compare(agent.state_dict(), other.state_dict())
     compare(agent.replay.state_dict(), other.replay.state_dict())
-    assert not torch.equal(state["model"]["weight"], Agent(config, env.spec).model.weight), "a trivial comparison"
+    assert not torch.equal(state["model"]["weight"], PsdrlAgent(config, env.spec).model.weight), "a trivial comparison"
 
 
 def test_resumed_metrics_have_no_duplicates(tmp_path: Path) -> None:
@@ -143,13 +143,13 @@ def test_resumed_metrics_have_no_duplicates(tmp_path: Path) -> None:
         return False
 
     env = make_env(config)
-    agent = Agent(config, env.spec)
+    agent = PsdrlAgent(config, env.spec)
     with pytest.raises(Died), RunLog(tmp_path, config.steps) as log:
         train(agent, env, log, die)
     path = latest(tmp_path)
     assert path
     assert path.name == "checkpoint-500"
-    resumed = Agent(config, env.spec)
+    resumed = PsdrlAgent(config, env.spec)
     logged = restore(path, resumed)
     with RunLog(tmp_path, config.steps, resumed.step, logged) as log:
         train(resumed, env, log)
@@ -173,7 +173,7 @@ def test_a_line_cut_short_is_dropped(tmp_path: Path) -> None:
 def test_checkpoint_replaces_the_old_one_only_when_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = psdrl.configure(env="deepsea-4", preset="debug", device="cpu")
     env = make_env(config)
-    agent = Agent(config, env.spec)
+    agent = PsdrlAgent(config, env.spec)
     env.close()
     first = save(tmp_path, agent)
     agent.step = 10
@@ -186,7 +186,7 @@ def test_checkpoint_replaces_the_old_one_only_when_complete(tmp_path: Path, monk
         with pytest.raises(OSError, match="no space"):
             save(tmp_path, agent)
     assert latest(tmp_path) == first
-    restore(first, Agent(config, env.spec))
+    restore(first, PsdrlAgent(config, env.spec))
     assert latest(tmp_path) == first
     assert save(tmp_path, agent) == latest(tmp_path)
     assert not first.exists()
@@ -209,7 +209,7 @@ def test_evaluate_a_run_and_film_it(policy: str, tmp_path: Path, cli_run: Run) -
 
 
 def test_policy_mean_acts_on_the_posterior_mean(tmp_path: Path) -> None:
-    from psdrl.evaluate import load
+    from psdrl.run.evaluation import load
 
     assert cli.train([*SMALL, "--steps", "300", "--logdir", str(tmp_path / "run")]) == 0
     agent = load(tmp_path / "run", "cpu")
@@ -225,6 +225,6 @@ def test_readme_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(tmp_path)
     scope: dict[str, Any] = {}
     exec(compile(blocks[0], "README.md", "exec"), scope)
-    agents = [value for value in scope.values() if isinstance(value, Agent)]
+    agents = [value for value in scope.values() if isinstance(value, psdrl.Agent)]
     assert agents, "the example makes no agent"
     assert agents[0].updates > 0, "the example trains nothing"

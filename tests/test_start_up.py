@@ -2,18 +2,19 @@
 
 import torch
 
-from psdrl import evaluate, train
-from psdrl.agent import Agent
+from psdrl.agents import registry
+from psdrl.agents.psdrl import agent as psdrl_agent
+from psdrl.agents.psdrl.agent import PsdrlAgent
 from psdrl.kernels.checks import Finding
 
 SMALL = ("--env", "deepsea-4", "--preset", "debug", "--device", "cpu", "--steps", "40", "--eval-every", "0")
 BROKEN = Finding("tanh_dot", "triton", "6 x 16", "tf32", 1.0, 1e-3, "error 1, allowed 0.001")
 
 
-def noted(monkeypatch, *modules):
+def noted(monkeypatch):
     """The order in which kernels are checked and agents, which draw a model at once, are made."""
     order: list[str] = []
-    make = Agent.__init__
+    make = PsdrlAgent.__init__
 
     def check(config, spec, device):
         order.append("check")
@@ -23,16 +24,15 @@ def noted(monkeypatch, *modules):
         order.append("agent")
         make(self, *args, **kwargs)
 
-    for module in modules:
-        monkeypatch.setattr(module, "check_kernels", check)
-    monkeypatch.setattr(Agent, "__init__", init)
+    monkeypatch.setattr(psdrl_agent, "check_kernels", check)
+    monkeypatch.setattr(PsdrlAgent, "__init__", init)
     return order
 
 
 def test_kernels_are_checked_before_a_model_is_drawn(monkeypatch, cli_run):
     """On a device without an image of our kernels the first draw would end the run."""
-    order = noted(monkeypatch, train, evaluate)
-    monkeypatch.setattr(evaluate, "is_gpu", lambda device: True)
+    order = noted(monkeypatch)
+    monkeypatch.setattr(registry, "is_gpu", lambda device: True)
     assert cli_run("train", *SMALL, "--logdir", "run").code == 0
     assert order == ["check", "agent"]
     assert cli_run("evaluate", "run", "--episodes", "1", "--device", "cpu").code == 0
@@ -40,7 +40,7 @@ def test_kernels_are_checked_before_a_model_is_drawn(monkeypatch, cli_run):
 
 
 def test_a_failed_check_is_said_at_the_start_and_at_the_end(monkeypatch, cli_run):
-    noted(monkeypatch, train)
+    noted(monkeypatch)
     out = cli_run("train", *SMALL, "--logdir", "run").out.replace("\n", " ")
     start, _, end = out.partition("forecast")
     assert "tanh_dot (triton) fails its check on cpu: error 1, allowed 0.001; the fallback serves" in start
@@ -48,7 +48,7 @@ def test_a_failed_check_is_said_at_the_start_and_at_the_end(monkeypatch, cli_run
 
 
 def test_a_step_that_was_not_captured_is_said_at_the_end(monkeypatch, cli_run):
-    from psdrl.execution import Execution
+    from psdrl.runtime.execution import Execution
 
     monkeypatch.setattr(Execution, "failures", property(lambda self: ["window"]))
     out = cli_run("train", *SMALL, "--logdir", "run").out.replace("\n", " ")

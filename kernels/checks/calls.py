@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from psdrl.kernels import dispatch, tune
+from psdrl.kernels import dispatch
 
 # Arguments that have rows per state; the others are weights and columns.
 ROWS = {
@@ -88,13 +88,6 @@ class Call:
         if isinstance(state, Argument):
             return state.shape[0]
         return self.rows // columns.shape[0] if isinstance(columns, Argument) else self.rows
-
-    @property
-    def unit(self) -> int:
-        """UNIT of the product's machine code, as the kernels derive it."""
-        weight = self.arguments[1]
-        assert isinstance(weight, Argument)
-        return tune.common_unit(self.first.shape[1], self.first.strides[0], weight.strides[0])
 
     def with_states(self, states: int) -> "Call":
         """The same call for another number of states."""

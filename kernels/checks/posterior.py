@@ -30,14 +30,11 @@ def _chain(functions: Any, k: int, device: torch.device) -> dict[str, Tensor]:
     factors, _, info = functions.posterior_factor(gram, variances[0], variances[1], 16)
     mean = functions.posterior_mean(factors, cross, [OUTPUTS - 1, 1], variances[1])
     sample = functions.posterior_sample(factors, mean, [OUTPUTS - 1, 1], eps.double(), 2, None)
-    updated = factors[0].clone()
-    functions.chol_update_(updated, features[:3].double(), 0.5 * k / variances[1, 0].item())
     return {
         "gram_accumulate_": torch.cat([gram.tril(), cross], 1),
         "posterior_factor": torch.cat([factors.tril().flatten(), info.double()]),
         "posterior_mean": mean,
         "posterior_sample": sample,
-        "chol_update_": updated.tril(),
     }
 
 

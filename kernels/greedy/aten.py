@@ -3,8 +3,6 @@
 import torch
 from torch import Tensor
 
-from psdrl.kernels.greedy.reference import Greedy
-
 
 def one_step_returns(rewards: Tensor, omega: Tensor, values: Tensor, discount: float, threshold: float) -> Tensor:
     """(n, A); see `reference`."""
@@ -14,22 +12,6 @@ def one_step_returns(rewards: Tensor, omega: Tensor, values: Tensor, discount: f
 def best_return(rewards: Tensor, omega: Tensor, values: Tensor, discount: float, threshold: float) -> Tensor:
     """(n,); see `reference`."""
     return one_step_returns(rewards, omega, values, discount, threshold).amax(1)
-
-
-def greedy(
-    rewards: Tensor, omega: Tensor, values: Tensor, discount: float, threshold: float, lots: Tensor | None = None
-) -> Greedy:
-    """See `reference`."""
-    returns = one_step_returns(rewards, omega, values, discount, threshold)
-    if returns.shape[1] == 1:
-        best = returns[:, 0].clone()
-        action = torch.zeros_like(best, dtype=torch.int64)
-        return Greedy(returns, best, action, torch.full_like(best, torch.inf), best.eq(best).long())
-    top = returns.topk(2, 1)
-    best, second = top.values.unbind(1)
-    close = torch.isclose(returns, best[:, None])
-    action = returns.argmax(1) if lots is None else torch.where(close, lots, -1.0).argmax(1)
-    return Greedy(returns, best.clone(), action, best - second, close.sum(1))
 
 
 def greedy_action(

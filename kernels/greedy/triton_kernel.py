@@ -1,4 +1,4 @@
-"""Returns, maximum, argmax, runner-up and ties in one launch; arithmetic in float32."""
+"""Returns, their maximum or the chosen action, one launch each; arithmetic in float32."""
 
 # Arguments of kernels are pointers and numbers of Triton's own types.
 # mypy: disable-error-code="no-untyped-def"
@@ -9,7 +9,6 @@ import triton.language as tl
 from torch import Tensor
 
 from psdrl.kernels import tune
-from psdrl.kernels.greedy.reference import Greedy
 
 BLOCK_N = 64  # states per program; |A| is at most 18, padded to a power of two
 
@@ -23,8 +22,6 @@ def kernel(
     returns_ptr,
     best_ptr,
     action_ptr,
-    gap_ptr,
-    ties_ptr,
     N,
     A,
     stride_r,
@@ -40,7 +37,7 @@ def kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_A: tl.constexpr,
 ):
-    """BLOCK_N states. lots_ptr and any output may be None. Strides are those of states, steps those of actions."""
+    """BLOCK_N states. Any output may be None; lots belong to action. Strides are those of states, steps of actions."""
     states = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     actions = tl.arange(0, BLOCK_A)
     n = states[:, None]
@@ -57,25 +54,16 @@ def kernel(
     broken = tl.max(nan.to(tl.int32), 1) > 0
     x = tl.where(valid & (returns == returns), returns, float("-inf"))
     best = tl.max(x, 1)
-    attains = tl.where(broken[:, None], nan, valid & (x == best[:, None]))
-    action = tl.min(tl.where(attains, a, BLOCK_A), 1)
-    second = tl.max(tl.where(a == action[:, None], float("-inf"), x), 1)
-    distance = tl.abs(x - best[:, None])  # torch.isclose with its defaults; equal infinities are close
-    close = (distance <= 1e-8 + 1e-5 * tl.abs(best)[:, None]) & (distance < float("inf"))
-    close = (close | (x == best[:, None])) & valid & (broken == 0)[:, None]
-    if lots_ptr is not None:
+    if best_ptr is not None:
+        tl.store(best_ptr + states, tl.where(broken, float("nan"), best).to(r_ptr.dtype.element_ty), states < N)
+    if action_ptr is not None:
+        distance = tl.abs(x - best[:, None])  # torch.isclose with its defaults; equal infinities are close
+        close = (distance <= 1e-8 + 1e-5 * tl.abs(best)[:, None]) & (distance < float("inf"))
+        close = (close | (x == best[:, None])) & valid & (broken == 0)[:, None]
         lots = tl.load(lots_ptr + n * stride_lots + a * step_lots, valid, 0.0).to(tl.float32)
         lots = tl.where(close, lots, tl.where(valid, -1.0, -2.0))
         action = tl.min(tl.where(lots == tl.max(lots, 1)[:, None], a, BLOCK_A), 1)
-    if best_ptr is not None:
-        tl.store(best_ptr + states, tl.where(broken, float("nan"), best).to(r_ptr.dtype.element_ty), states < N)
-    if gap_ptr is not None:
-        gap = tl.where(A == 1, float("inf"), tl.where(broken, float("nan"), best - second))
-        tl.store(gap_ptr + states, gap.to(r_ptr.dtype.element_ty), states < N)
-    if action_ptr is not None:
         tl.store(action_ptr + states, action, states < N)
-    if ties_ptr is not None:
-        tl.store(ties_ptr + states, tl.sum(close.to(tl.int64), 1), states < N)
 
 
 def _launch(
@@ -87,7 +75,7 @@ def _launch(
     lots: Tensor | None,
     outputs: tuple[Tensor | None, ...],
 ) -> None:
-    """Fill returns, best, action, gap and ties, as far as they are asked for."""
+    """Fill returns, best and action, as far as they are asked for."""
     tune.same_dtype(rewards, omega, values)
     for tensor in (omega, values, lots):
         if tensor is not None and tensor.shape != rewards.shape:
@@ -119,31 +107,15 @@ def _launch(
 def one_step_returns(rewards: Tensor, omega: Tensor, values: Tensor, discount: float, threshold: float) -> Tensor:
     """(n, A); see `reference`. Any strides."""
     returns = rewards.new_empty(rewards.shape)
-    _launch(rewards, omega, values, discount, threshold, None, (returns, None, None, None, None))
+    _launch(rewards, omega, values, discount, threshold, None, (returns, None, None))
     return returns
 
 
 def best_return(rewards: Tensor, omega: Tensor, values: Tensor, discount: float, threshold: float) -> Tensor:
     """(n,); see `reference`. Any strides."""
     best = rewards.new_empty(len(rewards))
-    _launch(rewards, omega, values, discount, threshold, None, (None, best, None, None, None))
+    _launch(rewards, omega, values, discount, threshold, None, (None, best, None))
     return best
-
-
-def greedy(
-    rewards: Tensor, omega: Tensor, values: Tensor, discount: float, threshold: float, lots: Tensor | None = None
-) -> Greedy:
-    """See `reference`. Any strides."""
-    count = len(rewards)
-    result = Greedy(
-        rewards.new_empty(rewards.shape),
-        rewards.new_empty(count),
-        rewards.new_empty(count, dtype=torch.int64),
-        rewards.new_empty(count),
-        rewards.new_empty(count, dtype=torch.int64),
-    )
-    _launch(rewards, omega, values, discount, threshold, lots, result)
-    return result
 
 
 def greedy_action(
@@ -151,5 +123,5 @@ def greedy_action(
 ) -> Tensor:
     """(n,); see `reference`. Any strides."""
     action = rewards.new_empty(len(rewards), dtype=torch.int64)
-    _launch(rewards, omega, values, discount, threshold, lots, (None, None, action, None, None))
+    _launch(rewards, omega, values, discount, threshold, lots, (None, None, action))
     return action

@@ -1,4 +1,4 @@
-"""Bayesian linear regression of the output layer (Eq. 4): sums, factors, means, samples, rank-n updates.
+"""Bayesian linear regression of the output layer (Eq. 4): sums, factors, means, samples.
 
 Each function runs the operation of csrc/ where it is built for the tensors' device, else the oracle, with the same
 signature; `unavailable` says why. No gradients: asking for one is an error.
@@ -13,7 +13,7 @@ from torch import Tensor
 from psdrl.kernels.posterior import reference
 from psdrl.kernels.posterior.native import unavailable
 
-__all__ = ["chol_update_", "gram_accumulate_", "posterior_factor", "posterior_mean", "posterior_sample", "unavailable"]
+__all__ = ["gram_accumulate_", "posterior_factor", "posterior_mean", "posterior_sample", "unavailable"]
 
 
 def _implementation(like: Tensor) -> Any:
@@ -47,8 +47,3 @@ def posterior_sample(
 ) -> Tensor:
     """Draws (S, o, k); see `reference`."""
     return _implementation(factors).posterior_sample(factors, mean, group, eps, samples, generator)
-
-
-def chol_update_(factor: Tensor, rows: Tensor, weight: float = 1.0) -> Tensor:
-    """factor (k, k) of L L^T + weight rows^T rows, in place; info (); see `reference`."""
-    return _implementation(factor).chol_update_(factor, rows, weight)

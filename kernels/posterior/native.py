@@ -8,7 +8,7 @@ from torch import Tensor
 
 from psdrl.kernels.extension import missing
 
-OPERATIONS = ("gram_accumulate_", "posterior_factor", "posterior_mean", "posterior_sample", "chol_update_")
+OPERATIONS = ("gram_accumulate_", "posterior_factor", "posterior_mean", "posterior_sample")
 
 
 _disabled: dict[str, str] = {}  # by kind of device: how they failed their check
@@ -70,7 +70,3 @@ def _register_fakes() -> None:
         generator: torch.Generator | None = None,
     ) -> Tensor:
         return mean.new_empty(samples if eps is None else eps.shape[0], *mean.shape)
-
-    @torch.library.register_fake("psdrl::chol_update_")
-    def chol_update_(factor: Tensor, rows: Tensor, weight: float = 1.0) -> Tensor:
-        return factor.new_empty((), dtype=torch.int32)

@@ -76,14 +76,3 @@ def posterior_sample(
         for factor, noise in zip(factors, eps.split(list(group), 1), strict=True)
     ]
     return mean + torch.cat(parts, 1)
-
-
-@torch.no_grad()
-def chol_update_(factor: Tensor, rows: Tensor, weight: float = 1.0) -> Tensor:
-    """factor (k, k) of L L^T + weight rows^T rows, recomputed; info () int32 as in `posterior_factor`."""
-    x = rows.double()
-    updated, info = torch.linalg.cholesky_ex(factor @ factor.T + weight * (x.T @ x))
-    if not updated.isfinite().all():
-        info = torch.full_like(info, -1)
-    factor.copy_(updated)
-    return info

@@ -1,4 +1,4 @@
-"""Atari 2600 in the paper's protocol: 64x64 grey frames, action repeat 4, minimal actions, no frame stack, no sticky
+"""Atari 2600 in the paper's protocol: grey frames of 64x64, action repeat 4, minimal actions, no frame stack, no sticky
 actions, no life information, 1 to 30 no-ops, a cap of 27,000 steps.
 
 Three backends. Their frames are equal but for the last one of an episode that ends within an action repeat, where
@@ -24,7 +24,6 @@ _NAMES = (
     "StarGunner Tennis TimePilot Tutankham UpNDown Venture VideoPinball WizardOfWor YarsRevenge Zaxxon "
 )
 GAMES = tuple(_NAMES.split())
-SIZE = 64
 MODULES = {"envpool": "envpool", "ale": "ale_py", "gymnasium": "ale_py"}
 
 
@@ -61,8 +60,8 @@ def make_atari(
     return EnvPoolVector(game, num_envs, seeds, protocol)
 
 
-def _spec(game: str, num_actions: int, backend: str) -> EnvSpec:
-    return EnvSpec(game, "image", (1, SIZE, SIZE), "uint8", num_actions, backend)
+def _spec(game: str, size: int, num_actions: int, backend: str) -> EnvSpec:
+    return EnvSpec(game, "image", (1, size, size), "uint8", num_actions, backend)
 
 
 def _count(space: gymnasium.Space[Any]) -> int:
@@ -82,8 +81,8 @@ class EnvPoolVector(VectorEnv):
             num_envs=num_envs,
             seed=seeds,  # a plain seed means seed + i, which collides between runs
             stack_num=1,
-            img_height=SIZE,
-            img_width=SIZE,
+            img_height=protocol.size,
+            img_width=protocol.size,
             use_fire_reset=False,
             noop_max=protocol.noop_max,
             max_episode_steps=protocol.max_steps,
@@ -95,7 +94,7 @@ class EnvPoolVector(VectorEnv):
             use_inter_area_resize=True,  # with this the frames equal gymnasium's
         )
         self.num_envs = num_envs
-        self.spec = _spec(game, _count(self._pool.action_space), "envpool")
+        self.spec = _spec(game, protocol.size, _count(self._pool.action_space), "envpool")
 
     def reset(self) -> NDArray:
         return self._pool.reset()[0]
@@ -122,8 +121,8 @@ class AleVector(VectorEnv):
         self._envs = AtariVectorEnv(
             name,
             num_envs,
-            img_height=SIZE,
-            img_width=SIZE,
+            img_height=protocol.size,
+            img_width=protocol.size,
             stack_num=1,
             noop_max=protocol.noop_max + 1,  # exclusive here
             max_num_frames_per_episode=4 * protocol.max_steps,  # counted from the end of the no-ops
@@ -134,7 +133,7 @@ class AleVector(VectorEnv):
         self._seeds = np.asarray(seeds)
         self._done = np.zeros(num_envs, bool)
         self.num_envs = num_envs
-        self.spec = _spec(game, _count(self._envs.single_action_space), "ale")
+        self.spec = _spec(game, protocol.size, _count(self._envs.single_action_space), "ale")
 
     def reset(self) -> NDArray:
         self._done[:] = False
@@ -167,8 +166,10 @@ def _gymnasium(game: str, num_envs: int, seeds: list[int], protocol: AtariConfig
             max_num_frames_per_episode=None,
             render_mode="rgb_array" if render else None,
         )
-        env = gymnasium.wrappers.AtariPreprocessing(env, noop_max=protocol.noop_max, frame_skip=4, screen_size=SIZE)
+        env = gymnasium.wrappers.AtariPreprocessing(
+            env, noop_max=protocol.noop_max, frame_skip=4, screen_size=protocol.size
+        )
         return gymnasium.wrappers.TimeLimit(env, protocol.max_steps)
 
     envs = gymnasium.vector.SyncVectorEnv([make] * num_envs)
-    return GymVector(_spec(game, _count(envs.single_action_space), "gymnasium"), envs, seeds)
+    return GymVector(_spec(game, protocol.size, _count(envs.single_action_space), "gymnasium"), envs, seeds)

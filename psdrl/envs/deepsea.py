@@ -4,11 +4,18 @@ Only N times "right" reaches the treasure (reward 1); each "right" costs 0.01/N,
 Which of the two actions is "right" is drawn once per cell, from a fixed seed, and stays the same in all episodes.
 """
 
+import re
 from typing import Any
 
 import gymnasium
 import numpy as np
 from numpy.typing import NDArray
+
+
+def deepsea_size(env: str | None) -> int | None:
+    """N of deepsea-N or deepsea-N-image; None for any other name."""
+    match = re.fullmatch(r"deepsea-(\d+)(-image)?", env or "")
+    return int(match[1]) if match else None
 
 
 class DeepSea(gymnasium.Env[NDArray, np.int64]):

@@ -14,13 +14,14 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from psdrl.config import Config
-from psdrl.envs.atari import SIZE, check_game, make_atari
-from psdrl.envs.deepsea import DeepSea
+from psdrl.envs.atari import check_game, make_atari
+from psdrl.envs.deepsea import DeepSea, deepsea_size
 from psdrl.envs.minatar import GAMES as MINATAR_GAMES
 from psdrl.envs.minatar import MinAtar
 from psdrl.envs.vector import EnvSpec, GroupedEnv, GymVector, VectorEnv
 from psdrl.errors import UserError, nearest
-from psdrl.presets import deepsea_size
+
+SIZE = 64  # of images from gymnasium
 
 
 def env_seeds(seed: int, stream: int, count: int) -> list[int]:

@@ -20,10 +20,11 @@ from typing import Any
 
 import torch
 
-from psdrl import doctor, posterior
-from psdrl.acting import Actor
+from psdrl import doctor
+from psdrl.agents.psdrl import posterior
+from psdrl.agents.psdrl.acting import Actor
 from psdrl.kernels import checks
-from psdrl.replay import Replay
+from psdrl.replay.episodes import Replay
 
 
 def raised(problem: str | None) -> bool:

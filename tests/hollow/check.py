@@ -22,12 +22,13 @@ from tests.hollow.runs import ENVIRONMENTS, HERE, MODES, PROBLEMS, Outcome, Plac
 
 OPERATIONS = """
 import json, typing, torch, psdrl._C
-from psdrl.config import Algo, Precision
+from psdrl.agents.registry import AGENTS
+from psdrl.config import Precision
 schemas = {s.name.split("::")[1]: s.name for s in torch._C._jit_get_all_schemas() if s.name.startswith("psdrl::")}
 on = {key: sorted(n for n, full in schemas.items() if torch._C._dispatch_has_kernel_for_dispatch_key(full, key))
       for key in ("CPU", "CUDA")}
 print(json.dumps({"file": psdrl._C.__file__, "torch": torch.__version__, "cuda": torch.version.cuda, "operations": on,
-                  "agents": typing.get_args(Algo), "precisions": typing.get_args(Precision)}))
+                  "agents": [*AGENTS], "precisions": typing.get_args(Precision)}))
 """
 POSTERIOR = ("gram_accumulate_", "posterior_factor", "posterior_mean", "posterior_sample")
 

@@ -201,10 +201,6 @@ inline void mma_8x8x4(double (&c)[2], double a, double b) {
 
 inline void __syncthreads() { host_execution::wait(host_execution::State::at_block_barrier); }
 
-inline double __shfl_sync(unsigned, double value, int source) {
-  return host_execution::exchange(value, 0)[0][source];
-}
-
 inline double __shfl_xor_sync(unsigned, double value, int mask) {
   const auto& values = host_execution::exchange(value, 0);
   return values[0][(host_execution::machine.current % host_execution::kWarp) ^ static_cast<unsigned>(mask)];

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 
-#include "chol_update.cuh"
 #include "gram.cuh"
 #include "noise.cuh"
 #include "precision.cuh"
@@ -77,20 +76,5 @@ void normal(int order, unsigned blocks, double* noise, int64_t count, uint64_t s
             const int64_t* captured_seed, const int64_t* captured_offset) {
   set_order(order);
   launch(dim3(blocks), dim3(256), psdrl::normal_kernel, noise, count, seed, offset, captured_seed, captured_offset);
-}
-
-// xt (k, kUpdateRows) zero-padded, scaled rows; the sequence of launches of posterior_cuda.cu for one pass.
-void chol_update(int order, double* factor, int64_t row, int64_t column, double* xt, int64_t k, double sign,
-                 int* info) {
-  set_order(order);
-  double diagonals[psdrl::kUpdatePanel], updateds[psdrl::kUpdatePanel];
-  const psdrl::DeviceUpdate u = {factor, row, column, xt, k, sign};
-  for (int64_t begin = 0; begin < k; begin += psdrl::kUpdatePanel) {
-    launch(dim3(1), dim3(psdrl::kUpdateThreads), psdrl::update_panel_kernel, u, begin, diagonals, updateds, info);
-    const int64_t below = k - begin - psdrl::kUpdatePanel;
-    if (below <= 0) continue;
-    launch(dim3(tiles(below, psdrl::kUpdateThreads / 32)), dim3(psdrl::kUpdateThreads), psdrl::update_below_kernel, u,
-           begin, diagonals, updateds, info);
-  }
 }
 }

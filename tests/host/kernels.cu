@@ -1,6 +1,5 @@
 // Every kernel of csrc/*.cuh, instantiated for nvcc -cubin: no torch, no GPU.
 
-#include "chol_update.cuh"
 #include "gram.cuh"
 #include "noise.cuh"
 #include "precision.cuh"

@@ -1,6 +1,6 @@
 #!/bin/sh
-# The CPU part under AddressSanitizer and UndefinedBehaviorSanitizer: first the torch-free code and the device kernels
-# on the host, then the operations of psdrl._C themselves, built with the same flags and driven by the tests.
+# The CPU part under AddressSanitizer and UndefinedBehaviorSanitizer: first the device kernels on the host,
+# then the operations of psdrl._C themselves, built with the same flags and driven by the tests.
 set -eu
 cd "$(dirname "$0")/../.."
 PYTHON=${PYTHON:-.venv/bin/python}

@@ -1,0 +1,1 @@
+"""Agents behind one interface."""

@@ -1,0 +1,1 @@
+"""Bootstrapped DQN with randomised priors (Osband et al. 2018): the paper's baseline B+P."""

@@ -1,0 +1,110 @@
+"""Acting: one head per episode, greedily, with random actions by a schedule; or a vote of all heads."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from psdrl.agents.bootstrap.network import Networks
+from psdrl.envs.vector import EnvSpec
+from psdrl.runtime.device import is_gpu, pinned_empty, uploaded
+from psdrl.runtime.execution import Execution
+
+
+def vote(q: Tensor) -> Tensor:
+    """Actions (n,) that most heads of q (K, n, A) prefer; ties go to the lowest-numbered head among their voters."""
+    preferred = q.argmax(2)
+    votes = (preferred[:, None] == preferred[None]).sum(1)  # (K, n): how many agree with each head
+    return preferred.gather(0, votes.argmax(0, keepdim=True))[0]  # argmax: the first of equals
+
+
+class Stacks:
+    """The last frames of N environments, oldest first; zeros before an episode's first."""
+
+    def __init__(self, num_envs: int, stack: int, spec: EnvSpec, device: torch.device) -> None:
+        shape, dtype = (num_envs, stack, *spec.shape), getattr(torch, spec.dtype)
+        self.device = device
+        # Pinned on a GPU, which copies from there: it is free again, because `act` waits for its actions.
+        self._frames = pinned_empty(shape, dtype).zero_() if is_gpu(device) else torch.zeros(shape, dtype=dtype)
+        self._view: NDArray = self._frames.numpy()
+
+    def start(self, started: NDArray[np.bool_]) -> None:
+        """New episodes begin where `started` (N,)."""
+        self._view[started] = 0
+
+    def push(self, observations: NDArray) -> None:
+        """The newest frames (N, *shape)."""
+        self._view[:, :-1] = self._view[:, 1:].copy()
+        self._view[:, -1] = observations
+
+    def on_device(self) -> Tensor:
+        """Stacks (N, stack, *shape) where the networks are."""
+        return self._frames.to(self.device, non_blocking=True)
+
+
+class HeadActor:
+    """Plays N environments in training: a head per environment, drawn when its episode starts."""
+
+    def __init__(
+        self,
+        networks: Networks,
+        stacks: Stacks,
+        num_envs: int,
+        num_actions: int,
+        random_share: Callable[[], float],
+        rng: np.random.Generator,
+        execution: Execution,
+    ) -> None:
+        self.stacks, self.num_actions, self.random_share, self.rng = stacks, num_actions, random_share, rng
+        self.num_heads = networks.online.heads.heads
+        self.heads = np.zeros(num_envs, np.int64)
+
+        def greedy(frames: Tensor, heads: Tensor) -> tuple[Tensor, ...]:
+            with execution.autocast():
+                return (networks.chosen(frames, heads).argmax(1),)
+
+        self._greedy = execution.captured("act", greedy)
+
+    def start(self, started: NDArray[np.bool_]) -> None:
+        """New episodes begin where `started` (N,): a new head each."""
+        self.stacks.start(started)
+        self.heads[started] = self.rng.integers(self.num_heads, size=int(started.sum()))
+
+    @torch.no_grad()
+    def act(self, observations: NDArray) -> NDArray[np.int64]:
+        """Actions (N,) for observations (N, *shape)."""
+        self.stacks.push(observations)
+        count, share = len(observations), self.random_share()
+        random = self.rng.random(count) < share
+        actions = self.rng.integers(self.num_actions, size=count)
+        if not random.all():  # the networks are not asked in the 50,000 random steps: 30 ms each on a CPU
+            heads = uploaded(torch.from_numpy(self.heads), self.stacks.device)
+            (greedy,) = self._greedy(self.stacks.on_device(), heads)
+            actions = np.where(random, actions, greedy.cpu().numpy())
+        return actions
+
+
+class VoteActor:
+    """Plays N environments in evaluation: all heads vote, nothing is random."""
+
+    def __init__(self, networks: Networks, stacks: Stacks, execution: Execution) -> None:
+        self.stacks = stacks
+
+        def elected(frames: Tensor) -> tuple[Tensor, ...]:
+            with execution.autocast():
+                return (vote(networks.q(frames)),)
+
+        self._elected = execution.kept("vote", elected)  # a player is made for each evaluation, a graph once
+
+    def start(self, started: NDArray[np.bool_]) -> None:
+        """New episodes begin where `started` (N,)."""
+        self.stacks.start(started)
+
+    @torch.no_grad()
+    def act(self, observations: NDArray) -> NDArray[np.int64]:
+        """Actions (N,) for observations (N, *shape)."""
+        self.stacks.push(observations)
+        (actions,) = self._elected(self.stacks.on_device())
+        return actions.cpu().numpy()

@@ -1,0 +1,190 @@
+"""The agent: Bootstrapped DQN with randomised priors (Osband et al. 2018)."""
+
+import json
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from psdrl.agents.bootstrap.acting import HeadActor, Stacks, VoteActor
+from psdrl.agents.bootstrap.learning import make_optimiser, make_step
+from psdrl.agents.bootstrap.network import Networks
+from psdrl.agents.bootstrap.settings import BootstrapConfig
+from psdrl.agents.interface import Actor, Agent, Metrics
+from psdrl.envs.vector import EnvSpec, Step
+from psdrl.kernels import triton_support
+from psdrl.replay.frames import FrameReplay
+from psdrl.runtime import profiling
+from psdrl.runtime.device import is_gpu, resolve_device
+from psdrl.runtime.execution import Execution, optimiser_state
+from psdrl.runtime.profiling import Phases
+
+TRANSFORMS: dict[str, Callable[[NDArray], NDArray]] = {
+    "sign": np.sign,
+    "tanh": np.tanh,
+    "none": lambda reward: reward,
+}
+REPORT_EVERY = 500  # gradient steps: reading numbers back makes a GPU wait, and a line for each would be 475,000
+COUNTERS = ("step", "updates", "episodes", "next_update", "next_target", "_summed")
+
+
+class BootstrapAgent(Agent):
+    """K value functions, each with a fixed random prior. One of them, drawn per episode, is acted on greedily; all of
+    them learn from all episodes."""
+
+    PHASES: ClassVar = {"learning": "double DQN of all heads"}
+    POLICIES: ClassVar = {"vote": "what most heads prefer", "head": "one head per episode"}
+    config: BootstrapConfig
+    replay: FrameReplay
+    actors: list[HeadActor]
+
+    def __init__(self, config: BootstrapConfig, spec: EnvSpec) -> None:
+        super().__init__()
+        self.config, self.spec = config, spec
+        self.device = resolve_device(config.device)
+        self.execution = Execution.of(config, self.device)
+        seeds = [
+            int(s) >> 1 for s in np.random.SeedSequence([config.seed, 2**16]).generate_state(3 + config.env_groups)
+        ]
+        self.rng = np.random.default_rng(seeds[0])  # masks and batches
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seeds[1])
+            self.networks = Networks(config.network, spec, config.replay.stack).to(self.device)
+        self.evaluation_seed = seeds[2]
+        group = config.num_envs // config.env_groups
+        schedule = lambda: config.random_share(self.step)  # noqa: E731
+        self.actors = [self._head_actor(group, seed, schedule) for seed in seeds[3:]]
+        triton_support.missing()  # Adam imports Triton and breaks on a broken one; asking first hides that one from it
+        self.optimiser = make_optimiser(self.networks, config.learning.learning_rate)
+        self._gradient_step = make_step(self.networks, self.optimiser, config.learning, self.execution)
+        self.replay = FrameReplay(
+            config.replay.capacity,
+            config.num_envs,
+            spec.shape,
+            spec.dtype,
+            config.replay.stack,
+            config.network.heads,
+            self.device,
+            config.replay.device,
+        )
+        self.next_update = max(config.exploration.random_steps, config.learning.every)  # step of the next gradient step
+        self.next_target = config.learning.target_every  # step of the next copy into the target network
+        self._sums = torch.zeros(3, device=self.device)  # of what gradient steps return, since the last report
+        self._summed = 0
+        self._phases: list[Phases] = []
+
+    def _head_actor(self, num_envs: int, seed: int, random_share: Callable[[], float]) -> HeadActor:
+        return HeadActor(
+            self.networks,
+            Stacks(num_envs, self.config.replay.stack, self.spec, self.device),
+            num_envs,
+            self.spec.num_actions,
+            random_share,
+            np.random.default_rng(seed),
+            self.execution,
+        )
+
+    def begin(self, first: int, observations: NDArray) -> None:
+        """Environments `first`, ... start their first episodes."""
+        for i, observation in enumerate(observations, first):
+            self.replay.start(i, observation)
+
+    def observe(self, first: int, actions: NDArray[np.int64], step: Step) -> None:
+        """Keep the transitions of a step, each with a mask that says which heads may learn from it."""
+        config = self.config
+        rewards = TRANSFORMS[config.reward_transform](step.reward)
+        ends = step.terminated | step.truncated if config.replay.time_limit_terminates else step.terminated
+        for i, observation in enumerate(step.observation):
+            if step.started[i]:
+                self.replay.start(first + i, observation)
+            else:
+                mask = self.rng.random(config.network.heads) < config.learning.mask_probability
+                self.replay.add(first + i, int(actions[i]), float(rewards[i]), observation, bool(ends[i]), mask)
+
+    def update_due(self) -> bool:
+        """Whether a gradient step is due: after the random steps, every so many steps."""
+        return self.step >= self.next_update and self.replay.transitions > 0
+
+    def update(self, on_phase: Callable[[str], None] = lambda name: None) -> Metrics:
+        """The gradient steps that are due, more than one if many environments step together; now and then a report."""
+        learning = self.config.learning
+        if self.step >= self.next_target:
+            self.networks.update_target()
+            self.next_target = (self.step // learning.target_every + 1) * learning.target_every
+        phase = Phases(profiling.device_for(self.device), self.PHASES, on_phase)
+        run = self.execution.kept("learning", self._gradient_step, self._changes)
+        with phase("learning"):
+            while self.next_update <= self.step:
+                self._sums += torch.stack(run(*self.replay.sample(learning.batch, self.rng)))
+                self._summed += 1
+                self.next_update += learning.every
+        self.updates += 1
+        self._phases.append(phase)
+        return self._report() if self._summed >= REPORT_EVERY else {}
+
+    def _changes(self) -> list[Tensor]:
+        """What a gradient step changes."""
+        return optimiser_state(self.networks.online, self.optimiser)
+
+    def _report(self) -> Metrics:
+        """Means over the gradient steps since the last report, and the seconds they took."""
+        means = (self._sums / self._summed).tolist()
+        seconds = sum(phase.seconds()["learning"] for phase in self._phases)
+        self._sums.zero_()
+        self._summed, self._phases = 0, []
+        names = ("loss/heads", "train/q", "train/gradient_norm")
+        share = {"train/random_share": self.config.random_share(self.step)}
+        return dict(zip(names, means, strict=True)) | share | {"time/learning": seconds}
+
+    def player(self, stream: int, policy: str | None = None) -> Actor:
+        """A vote of all heads, which needs no random numbers; or heads of a stream of their own, without epsilon."""
+        if policy == "head":
+            actor = self._head_actor(1, self.evaluation_seed + stream, lambda: 0.0)
+            actor.start(np.ones(1, bool))
+            return actor
+        stacks = Stacks(1, self.config.replay.stack, self.spec, self.device)
+        return VoteActor(self.networks, stacks, self.execution)
+
+    def description(self) -> dict[str, str]:
+        """Heads, prior and sizes of the networks."""
+        config, network = self.config, self.networks.online
+        torso, heads = (sum(p.numel() for p in part.parameters()) for part in (network.torso, network.heads))
+        prior = f"{config.network.heads}, prior scale {config.network.prior_scale:g}"
+        return {
+            "heads": f"{prior}, mask probability {config.learning.mask_probability:g}",
+            "parameters": f"{torso + heads:,} (torso {torso:,}, heads {heads:,}), and as many in target and prior",
+        }
+
+    @property
+    def fallbacks(self) -> list[str]:
+        """Steps that could not be captured."""
+        return [*super().fallbacks, *(f"{name} ran without a CUDA graph" for name in self.execution.failures)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the replay buffer and the running episodes."""
+        return {
+            "networks": self.networks.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+            "counters": {name: getattr(self, name) for name in COUNTERS},
+            "sums": self._sums,
+            "random": [json.dumps(rng.bit_generator.state) for rng in self._streams()],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+        self.execution.forget()  # the optimiser's state moves
+        self.networks.load_state_dict(state["networks"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        for group in self.optimiser.param_groups:
+            group["capturable"] = is_gpu(self.device)  # not what the checkpoint's device wanted
+        for name, value in state["counters"].items():
+            setattr(self, name, value)
+        self._sums.copy_(state["sums"])
+        for rng, stored in zip(self._streams(), state["random"], strict=True):
+            rng.bit_generator.state = json.loads(stored)
+
+    def _streams(self) -> list[np.random.Generator]:
+        return [self.rng, *(actor.rng for actor in self.actors)]

@@ -1,0 +1,1 @@
+"""PSDRL, as the paper writes it and as fast as we can."""

@@ -1,0 +1,121 @@
+"""Acting: the greedy policy of the one-step return (Eq. 8), with a hidden state per environment."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from psdrl.agents.psdrl.lookahead import factored, reference
+from psdrl.agents.psdrl.models import SampledModel
+from psdrl.runtime.device import is_gpu, pinned_empty, uploaded
+from psdrl.runtime.graphs import Step
+
+if TYPE_CHECKING:
+    from psdrl.agents.psdrl.agent import PsdrlAgent
+
+
+def greedy(returns: Tensor, generator: torch.Generator) -> Tensor:
+    """Best action (n,) of returns (n, A); ties within float tolerance are broken at random."""
+    best = torch.isclose(returns, returns.amax(1, keepdim=True))
+    lots = torch.rand(returns.shape, generator=generator, device=returns.device)
+    return torch.where(best, lots, -1.0).argmax(1)
+
+
+class Actor:
+    """Plays N environments; training and evaluation have one each, so neither disturbs the other."""
+
+    def __init__(self, agent: "PsdrlAgent", num_envs: int, seed: int, model: SampledModel | None = None) -> None:
+        """`model`: to play by, instead of the one the agent sampled last."""
+        self.agent, self._fixed = agent, model
+        self.hidden = torch.zeros(num_envs, agent.config.forward.hidden, device=agent.device, dtype=agent.dtype)
+        self.generator = torch.Generator(agent.device).manual_seed(seed)
+        self._run: Step = self._decide_plainly  # reads the sampled model where it lies, so it cannot be captured
+        if agent.config.update_path == "fast":
+            self._run = agent.execution.captured("act", self._decide, generators=(self.generator,))
+        self._model: SampledModel | None = None  # the one whose folding `_folded` holds
+        self._folded: factored.FoldedModel | None = None
+        self._staging: Tensor | None = None  # pinned host memory, from which a GPU copies while the host goes on
+
+    @property
+    def model(self) -> SampledModel:
+        """What it plays by."""
+        return self._fixed or self.agent.model
+
+    def start(self, started: NDArray[np.bool_]) -> None:
+        """New episodes begin where `started` (N,): h <- 0 (line 21)."""
+        if started.any():
+            self.hidden[torch.from_numpy(started).to(self.hidden.device)] = 0.0
+
+    @torch.no_grad()
+    def act(self, observations: NDArray, epsilon: float | None = None) -> NDArray[np.int64]:
+        """Actions (N,) for observations (N, ...), and h_{t+1} for the actions taken (lines 14, 15 and 17).
+
+        epsilon: probability of a random action, that of the run if not given."""
+        self._fold()
+        epsilon = self.agent.config.epsilon(self.agent.step) if epsilon is None else epsilon
+        chance = torch.full((), epsilon, device=self.hidden.device)
+        actions, self.hidden = self._run(self._on_device(observations), self.hidden, chance)
+        return actions.cpu().numpy()
+
+    def _fold(self) -> None:
+        """Fold a newly sampled model; into the same memory as the last one where graphs read it."""
+        agent = self.agent
+        if self.model is self._model or agent.config.update_path != "fast":
+            return
+        self._model = self.model
+        new = agent.models.forward_model.fold(self.model)
+        if self._folded is None or not agent.execution.graphs:
+            self._folded = pytree.tree_map_only(Tensor, Tensor.clone, new) if agent.execution.graphs else new
+            return
+        for old, x in zip(pytree.tree_leaves(self._folded), pytree.tree_leaves(new), strict=True):
+            if isinstance(x, Tensor):
+                old.copy_(x)
+
+    def _on_device(self, observations: NDArray) -> Tensor:
+        """Observations where the networks are. The staging is free again: the last `act` waited for its actions."""
+        source, device = torch.from_numpy(observations), self.agent.device
+        if is_gpu(device) and self._staging is None:
+            self._staging = pinned_empty(tuple(source.shape), source.dtype)
+        return uploaded(source, device, self._staging)
+
+    def _decide(self, observations: Tensor, hidden: Tensor, epsilon: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions (N,) and h_{t+1} (N, H) for observations (N, ...) and h_t."""
+        agent, models, config = self.agent, self.agent.models, self.agent.config
+        assert self._folded is not None
+        with agent.execution.autocast():
+            latents = models.encode(observations).to(hidden)
+            threshold = config.termination.threshold
+            ahead = factored.predict(self._folded, models.termination, latents, hidden, threshold)
+            lots = torch.rand(ahead.rewards.shape, generator=self.generator, device=agent.device)
+            actions = ahead.action(models.acting_value, config.value.discount, lots)
+        return self._explore(actions, hidden, ahead.latents_hidden[..., latents.shape[1] :], epsilon)
+
+    def _decide_plainly(self, observations: Tensor, hidden: Tensor, epsilon: Tensor) -> tuple[Tensor, Tensor]:
+        """The same by the oracle."""
+        models, config = self.agent.models, self.agent.config
+        ahead = reference.lookahead(
+            models.forward_model,
+            self.model,
+            models.termination,
+            models.acting_value,
+            models.encode(observations),
+            hidden,
+            config.value.discount,
+            config.termination.threshold,
+        )
+        return self._explore(greedy(ahead.returns, self.generator), hidden, ahead.hidden, epsilon)
+
+    def _explore(self, actions: Tensor, hidden: Tensor, next_hidden: Tensor, epsilon: Tensor) -> tuple[Tensor, Tensor]:
+        """Random actions with probability epsilon, and the hidden state of the actions taken, out of (N, A, H)."""
+        count, num_actions = next_hidden.shape[:2]
+        rows = torch.arange(count, device=hidden.device)
+        lots = torch.rand(count, generator=self.generator, device=hidden.device) < epsilon
+        random = torch.randint(num_actions, (count,), generator=self.generator, device=hidden.device)
+        actions = torch.where(lots, random, actions)
+        advanced = next_hidden[rows, actions]
+        if self.agent.config.policy.random_action_hidden == "keep":
+            advanced = torch.where(lots[:, None], hidden, advanced)
+        return actions, advanced

@@ -1,0 +1,259 @@
+"""World-model learning: autoencoder (Eq. 1), forward model (Eq. 2), termination model (Eq. 3).
+
+The fast path. Latent states come from a table that is filled once per update. Within a window of truncated
+backpropagation the parameters are fixed, so the GRU is scanned first and everything that is not recurrent runs over
+all l * B rows at once.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from psdrl.agents.psdrl.encoder import Encoder
+from psdrl.agents.psdrl.models import ForwardModel, Models, TanhNet, one_hot
+from psdrl.agents.psdrl.settings import PsdrlConfig
+from psdrl.kernels.linear_tanh import linear_tanh
+from psdrl.kernels.linear_tanh.aten import product
+from psdrl.replay.episodes import Batch, Replay
+from psdrl.runtime.execution import EAGER, Execution, optimiser_state
+
+Sampler = Callable[[], Batch]
+Optimisers = dict[str, torch.optim.Optimizer]
+Losses = dict[str, Tensor]
+
+
+class Latents(Protocol):
+    """Latent states by replay slot: encoded anew at each use (plain) or once per update (fast)."""
+
+    def __getitem__(self, slots: Tensor, /) -> Tensor:
+        """z (..., Z) of slots (...)."""
+
+
+def make_optimisers(models: Models, config: PsdrlConfig, fused: bool = True) -> Optimisers:
+    """One Adam per network; vector observations have no autoencoder to train."""
+    networks: dict[str, tuple[nn.Module, float]] = {
+        "forward": (models.forward_model, config.forward.learning_rate),
+        "termination": (models.termination, config.termination.learning_rate),
+        "value": (models.value, config.value.learning_rate),
+    }
+    if models.autoencoder.trained:
+        networks["autoencoder"] = (models.autoencoder, config.autoencoder.learning_rate)
+    optimisers: Optimisers = {}
+    for name, (network, rate) in networks.items():
+        capturable = fused and next(network.parameters()).is_cuda
+        optimisers[name] = torch.optim.Adam(network.parameters(), rate, fused=fused, capturable=capturable)
+        restart(optimisers[name])
+    return optimisers
+
+
+def restart(optimiser: torch.optim.Optimizer) -> None:
+    """Adam's state before its first step. It exists from the start and never moves, as CUDA graphs want it."""
+    for group in optimiser.param_groups:
+        for p in group["params"]:
+            state, device = optimiser.state[p], p.device if group["fused"] or group["capturable"] else "cpu"
+            state.setdefault("step", torch.zeros((), device=device)).zero_()
+            for name in ("exp_avg", "exp_avg_sq"):
+                state.setdefault(name, torch.zeros_like(p, memory_format=torch.preserve_format)).zero_()
+
+
+def gradient_step(optimiser: torch.optim.Optimizer, loss: Tensor) -> None:
+    """One step down the gradient of the loss."""
+    optimiser.zero_grad(set_to_none=True)
+    loss.backward()
+    optimiser.step()
+
+
+def autoencoder_loss(autoencoder: Encoder, observations: Tensor, reduction: str) -> Tensor:
+    """Eq. 1 for observations (n, c, 64, 64): squared error of the reconstruction, averaged over n."""
+    error = F.mse_loss(*autoencoder.reconstruct(observations), reduction=reduction)
+    return error / len(observations) if reduction == "sum" else error
+
+
+def forward_loss(prediction: Tensor, target: Tensor, reward_weight: Tensor | float, reduction: str) -> Tensor:
+    """Eq. 2 for predictions and targets [z', r] (n, Z + 1): squared error, averaged over n."""
+    error = (prediction - target).square()
+    total = error[:, :-1].sum(1) + reward_weight * error[:, -1]
+    return (total if reduction == "sum" else total / error.shape[1]).mean()
+
+
+def train_autoencoder(
+    models: Models,
+    optimisers: Optimisers,
+    replay: Replay,
+    sample: Sampler,
+    config: PsdrlConfig,
+    execution: Execution = EAGER,
+) -> Losses:
+    """Line 6 of Algorithm 1: per iteration B gradient steps, each on the L observations of one sequence."""
+    autoencoder = models.autoencoder
+    if not autoencoder.trained:
+        return {}
+    optimiser, loss_of = optimisers["autoencoder"], execution.compiled(autoencoder_loss)
+
+    def step(observations: Tensor) -> tuple[Tensor]:
+        with execution.autocast():
+            loss = loss_of(autoencoder, observations, config.loss_reduction)
+        gradient_step(optimiser, loss)
+        return (loss.detach(),)
+
+    run = execution.kept("autoencoder", step, lambda: optimiser_state(autoencoder, optimiser))
+    losses: list[Tensor] = []
+    for _ in range(config.autoencoder.iterations):
+        for slots in sample().slots[:, :-1]:
+            losses += run(replay.frames(slots))
+    return {"autoencoder": torch.stack(losses).mean()} if losses else {}
+
+
+@torch.no_grad()
+def encode_buffer(models: Models, replay: Replay, execution: Execution = EAGER) -> Tensor:
+    """Latent states (slots, Z) of all stored observations, each encoded once. Slots that hold none are left as they
+    are: filling MinAtar Freeway's 945 MB takes longer than encoding 10,000 of its states."""
+    like = next(models.forward_model.parameters())
+    table = like.new_empty(replay.num_slots, models.autoencoder.latent_size)
+    # 256 frames make 47 MB of activations in the paper's first convolution; more are no faster.
+    for slots in replay.stored_slots().split(min(execution.chunk_rows, 256)):
+        with execution.autocast():
+            latents = models.autoencoder.encode(replay.frames(slots))
+        table[slots] = latents.to(table)
+    if models.needs_refresh:
+        slots = replay.stored_slots()
+        latents = table[slots]
+        models.refresh(latents, replay.rewards[replay.transition_slots()])
+        table[slots] = models.scaled(latents)
+    return table
+
+
+def scan(forward_model: ForwardModel, inputs: Tensor, hidden: Tensor, batch_sizes: Tensor | None = None) -> Tensor:
+    """The GRU over time: inputs [z, onehot(a)] (T, B, Z + A) and h_0 (B, H) -> h_1 ... h_T (T, B, H).
+
+    With `batch_sizes` (T,), as in a packed sequence, inputs and result are (rows, .) with fewer and fewer sequences.
+    """
+    gru = forward_model.gru
+    weights = [gru.weight_ih, gru.weight_hh, gru.bias_ih, gru.bias_hh]
+    train = torch.is_grad_enabled()  # cuDNN refuses to differentiate what ran in evaluation mode
+    with torch.autocast(inputs.device.type, enabled=False):  # errors of the recurrence add up over time
+        if batch_sizes is None:
+            return torch.gru(inputs, hidden[None], weights, True, 1, 0.0, train, False, False)[0]
+        return torch.gru(inputs, batch_sizes, hidden[None], weights, True, 1, 0.0, train, False)[0]
+
+
+class LinearTanh(torch.autograd.Function):
+    """tanh(x W^T + b), with state and columns as in `linear_tanh`, by the fused kernel, and its gradient: 0.19 ms less
+    per layer and window at the cpu preset."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, columns: Tensor | None
+    ) -> Tensor:
+        y = linear_tanh(x, weight, bias, state, columns)
+        ctx.save_for_backward(x.to(y.dtype), weight.to(y.dtype), y)
+        ctx.dtypes, ctx.states = (x.dtype, weight.dtype), None if state is None else len(state)
+        ctx.columns = None if columns is None else len(columns)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (x, weight, y), (inner, outer) = ctx.saved_tensors, ctx.dtypes
+        delta = torch.ops.aten.tanh_backward(gradient, y)
+        onward = product(delta, weight).to(inner) if ctx.needs_input_grad[0] else None
+        bias = delta.sum(0, dtype=outer) if ctx.needs_input_grad[2] else None
+        state = columns = None
+        if ctx.needs_input_grad[3]:
+            state = delta.view(ctx.states, -1, delta.shape[1]).sum(1, dtype=outer)
+        if ctx.needs_input_grad[4]:
+            columns = delta.view(-1, ctx.columns, delta.shape[1]).sum(0, dtype=outer)
+        return onward, product(delta.T, x).to(outer), bias, state, columns
+
+
+def fused_tanh(
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None = None, columns: Tensor | None = None
+) -> Tensor:
+    """The layer for training; see `psdrl.agents.psdrl.models.TanhLayer`."""
+    return LinearTanh.apply(x, weight, bias, state, columns)
+
+
+def window_loss(
+    forward_model: ForwardModel,
+    latents: Tensor,
+    actions: Tensor,
+    rewards: Tensor,
+    hidden: Tensor,
+    reward_weight: Tensor,
+    reduction: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Eq. 2 over a window: z (l + 1, B, Z), a and r (l, B), h_0 (B, H) -> the loss, h_l (B, H), z^' (l B, Z)."""
+    following = latents[1:].flatten(0, 1)
+    inputs = torch.cat([latents[:-1], one_hot(actions, forward_model.num_actions, latents)], 2)
+    states = scan(forward_model, inputs, hidden)
+    features = forward_model.feature_layers(torch.cat([states, inputs], 2).flatten(0, 1), fused_tanh)
+    target = torch.cat([following, rewards.reshape(-1, 1).to(following)], 1)
+    output = forward_model.output
+    prediction = forward_model.predicted(features, output.weight, output.bias)
+    loss = forward_loss(prediction, target, reward_weight, reduction)
+    return loss, states[-1].detach(), prediction[:, :-1].detach()
+
+
+def termination_loss(termination: TanhNet, following: Tensor, terminated: Tensor, weight: float) -> Tensor:
+    """Eq. 3 for z' (n, Z) and delta (n,): squared errors, of which those of absorbing states count `weight` times."""
+    estimates = termination(following, fused_tanh)
+    return ((1 + (weight - 1) * terminated) * (estimates - terminated).square()).mean()
+
+
+def train_forward(
+    models: Models,
+    optimisers: Optimisers,
+    latents: Latents,
+    sample: Sampler,
+    config: PsdrlConfig,
+    execution: Execution = EAGER,
+) -> Losses:
+    """Lines 7 and 8: windows of l steps of truncated backpropagation through time, the hidden state carried on."""
+    forward_model, termination = models.forward_model, models.termination
+    loss_of, termination_loss_of = execution.compiled(window_loss), execution.compiled(termination_loss)
+
+    def step(z: Tensor, actions: Tensor, rewards: Tensor, terminated: Tensor, hidden: Tensor) -> tuple[Tensor, ...]:
+        following, delta, weight = z[1:].flatten(0, 1), terminated.flatten(), config.termination.weight
+        if not config.termination.predicted:
+            beside, join = execution.beside()  # the two networks share nothing but the latent states
+            with beside:
+                with execution.autocast():
+                    ended = termination_loss_of(termination, following, delta, weight)
+                gradient_step(optimisers["termination"], ended)
+        with execution.autocast():
+            loss, hidden, prediction = loss_of(
+                forward_model, z, actions, rewards, hidden, models.reward_weight, config.loss_reduction
+            )
+        gradient_step(optimisers["forward"], loss)
+        if config.termination.predicted:
+            both = torch.cat([following, prediction.to(following)])
+            with execution.autocast():
+                ended = termination_loss_of(termination, both, delta.repeat(2), weight)
+            gradient_step(optimisers["termination"], ended)
+        else:
+            join()
+        return hidden, loss.detach(), ended.detach()
+
+    def state() -> list[Tensor]:
+        forward = optimiser_state(forward_model, optimisers["forward"])
+        return forward + optimiser_state(termination, optimisers["termination"])
+
+    run = execution.kept("window", step, state)
+    losses: list[list[Tensor]] = []
+    for _ in range(config.forward.iterations):
+        batch = sample()
+        size, length = batch.actions.shape
+        hidden = forward_model.output.weight.new_zeros(size, config.forward.hidden)
+        for start in range(0, length, config.forward.window):
+            stop = min(start + config.forward.window, length)
+            window = (x[:, start:stop].T for x in (batch.actions, batch.rewards, batch.terminated))  # time first
+            hidden, *both = run(latents[batch.slots[:, start : stop + 1].T], *window, hidden)
+            losses.append(both)
+    if not losses:
+        return {}
+    forward_losses, termination_losses = zip(*losses, strict=True)
+    return {"forward": torch.stack(forward_losses).mean(), "termination": torch.stack(termination_losses).mean()}

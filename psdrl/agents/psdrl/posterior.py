@@ -1,0 +1,162 @@
+"""Uncertainty model: Bayesian linear regression from features to [z', r] (Eq. 4), in float64."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from psdrl.agents.psdrl.models import Models, SampledModel
+from psdrl.agents.psdrl.regression import Statistics
+from psdrl.agents.psdrl.settings import PsdrlConfig
+from psdrl.errors import UserError
+from psdrl.kernels.posterior import posterior_mean, posterior_sample
+
+PANEL = 256  # columns of an inverse solved at a time: the rows above them are zero and are left out
+
+
+Metrics = dict[str, float | Tensor]
+
+
+@dataclass
+class Group:
+    """Outputs that share a prior and a noise variance, and hence a covariance."""
+
+    outputs: slice
+    prior: float
+    noise: float
+
+
+def check(info: Tensor) -> None:
+    """Raise if a factorisation failed; info as in `posterior_factor`."""
+    codes = info.reshape(-1).tolist()
+    if -1 in codes:
+        raise UserError("Training diverged: the posterior's precision matrix is not finite; lower the learning rates.")
+    if any(codes):
+        raise UserError(f"The posterior's precision matrix is indefinite (minors {codes}): scale the features down.")
+
+
+def inverse_norm(factor: Tensor) -> Tensor:
+    """|L^-1|^2 = trace (L L^T)^-1 for a lower factor (k, k), panel by panel: a third of the work of a full solve."""
+    identity = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
+    panels = [
+        torch.linalg.solve_triangular(factor[j:, j:], identity[j:, j : j + PANEL], upper=False).square().sum()
+        for j in range(0, len(factor), PANEL)
+    ]
+    return torch.stack(panels).sum()
+
+
+class Posterior:
+    """Posterior of the output layer's rows w_j, and draws from it.
+
+    `mean` (Z + 1, k) holds mu_j as rows; `factors` (g, k, k) holds per group of outputs with equal variances, for
+    rule exact, the lower Cholesky factor of Sigma^-1, and for rule released the matrix that multiplies the noise."""
+
+    def __init__(self, config: PsdrlConfig, features: int, outputs: int, device: torch.device) -> None:
+        self.rule, self.config = config.rule, config.posterior
+        p = config.posterior
+        self.groups = [
+            Group(slice(0, outputs - 1), p.prior_latent, p.noise_latent),
+            Group(slice(outputs - 1, outputs), p.prior_reward, p.noise_reward),
+        ]
+        equal = (p.prior_latent, p.noise_latent) == (p.prior_reward, p.noise_reward)
+        if (self.rule == "released" or equal) and not config.forward.local:  # places and their maximum never share
+            self.groups = [Group(slice(0, outputs), p.prior_latent, p.noise_latent)]
+        self.sizes = [group.outputs.stop - group.outputs.start for group in self.groups]
+        self.mean = torch.zeros(outputs, features, dtype=torch.float64, device=device)
+        self.priors = self.mean.new_tensor([group.prior for group in self.groups])
+        self.noises = self.mean.new_tensor([group.noise for group in self.groups])
+        self.factors = self.mean.new_empty(0, features, features)
+        if self.rule != "none":
+            self.fit(Statistics.empty(features, outputs, device))
+
+    @torch.no_grad()
+    def fit(self, data: Statistics) -> Metrics:
+        """Line 9: mu_j and Sigma_j from the data (Eq. 4); returns what is worth logging, still on the device."""
+        if self.rule == "released":
+            return self._fit_released(data)
+        jitter = self._regress(data)
+        metrics: Metrics = {"rows": data.rows, "jitter": jitter.max()}
+        for g, group in enumerate(self.groups):
+            # Mean predictive variance on the data, trace(Sigma G) / N, where G = noise (Sigma^-1 - ridge I).
+            ridge = 1 / group.prior + jitter[g]
+            trace = self.noises[g] * (self.mean.shape[1] - ridge * inverse_norm(self.factors[g]))
+            metrics |= self._named(g, data, self.noises[g] * ridge, trace)
+        return metrics
+
+    def _regress(self, data: Statistics) -> Tensor:
+        """Eq. 4; returns the jitter (g,) of the factorisation."""
+        self.factors, jitter, info = data.factorised(self.priors, self.noises)
+        check(info)
+        self.mean.copy_(posterior_mean(self.factors, data.cross, self.sizes, self.noises))
+        return jitter
+
+    def _residuals(self, g: int, data: Statistics, ridge: Tensor) -> Tensor:
+        """Mean squared residuals of the group's outputs.
+
+        The residual is t.t - 2 mu.c + mu.G mu, of which (G + ridge I) mu = c leaves t.t - mu.c - ridge mu.mu."""
+        outputs = self.groups[g].outputs
+        mean = self.mean[outputs]
+        fit = data.squares[outputs] - (mean * data.cross[:, outputs].T).sum(1) - ridge * mean.square().sum(1)
+        return (fit / max(1, data.rows_of(g))).clamp(min=0)
+
+    def _fit_released(self, data: Statistics) -> Metrics:
+        """The ridge regression of the released code is Eq. 4 with prior 1 / ridge and noise 1."""
+        ridge, scale = self.config.released_ridge, self.config.released_scale
+        one = torch.ones_like(self.noises)
+        factors, jitter, info = data.factorised(one / ridge, one)
+        check(info)
+        self.mean.copy_(posterior_mean(factors, data.cross, self.sizes, one))
+        self.factors = torch.stack([scale * torch.cholesky_inverse(factor) for factor in factors])
+        metrics: Metrics = {"rows": data.rows, "jitter": jitter.max()}
+        for g, covariance in enumerate(self.factors):
+            # trace(C G C) with C = scale A^-1 and G = A - ridge I.
+            trace = scale * covariance.trace() - (ridge + jitter[g]) * covariance.square().sum()
+            metrics |= self._named(g, data, ridge + jitter[g], trace)
+        return metrics
+
+    def _named(self, g: int, data: Statistics, ridge: Tensor, trace: Tensor) -> Metrics:
+        """Predictive standard deviation and root mean squared residual, for latents and reward."""
+        last, rows = len(self.mean) - 1, max(1, data.rows_of(g))
+        spread = (trace / rows).clamp(min=0).sqrt() if data.rows else 0.0
+        outputs, residual = self.groups[g].outputs, self._residuals(g, data, ridge)
+        metrics: Metrics = {}
+        if outputs.start == 0 and last > 0:
+            metrics |= {"sd_latent": spread, "residual_latent": residual[:last].mean().sqrt()}
+        if outputs.stop == last + 1:
+            metrics |= {"sd_reward": spread, "residual_reward": residual[-1].sqrt()}
+        return metrics
+
+    @torch.no_grad()
+    def draw(self, generator: torch.Generator) -> Tensor:
+        """Line 10: W~ (Z + 1, k); exact: w = mu + L^-T eps, released: w = mu + eps C."""
+        return self.draws(1, generator)[0]
+
+    @torch.no_grad()
+    def draws(self, samples: int, generator: torch.Generator) -> Tensor:
+        """S models (S, Z + 1, k) from one factor."""
+        if self.rule == "mean":
+            return self.mean.repeat(samples, 1, 1)
+        if self.rule != "released":
+            return posterior_sample(self.factors, self.mean, self.sizes, None, samples, generator)
+        eps = self.mean.new_empty(samples, *self.mean.shape).normal_(generator=generator)
+        noise = [part @ factor for part, factor in zip(eps.split(self.sizes, 1), self.factors, strict=True)]
+        return self.mean + torch.cat(noise, 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Mean and factors."""
+        return {"mean": self.mean, "factors": self.factors}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+        self.mean.copy_(state["mean"])
+        self.factors = state["factors"].to(self.mean.device)
+
+
+def as_model(models: Models, weight: Tensor | None) -> SampledModel:
+    """Line 11: the output layer to plan with: a draw, or the trained layer if there is none."""
+    output = models.forward_model.output
+    if weight is None:
+        return SampledModel(output.weight.detach(), output.bias.detach())
+    weight = weight.to(output.weight.dtype)
+    return SampledModel(weight, weight.new_zeros(len(weight)))

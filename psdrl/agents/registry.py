@@ -1,0 +1,94 @@
+"""Agents by name: class, settings, presets."""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from psdrl.agents.bootstrap import presets as bootstrap_presets
+from psdrl.agents.bootstrap.agent import BootstrapAgent
+from psdrl.agents.bootstrap.settings import BootstrapConfig
+from psdrl.agents.interface import Agent
+from psdrl.agents.psdrl import presets as psdrl_presets
+from psdrl.agents.psdrl.ablations import EpsilonGreedyConfig, FreshValueAgent, FreshValueConfig
+from psdrl.agents.psdrl.agent import PsdrlAgent
+from psdrl.agents.psdrl.settings import PsdrlConfig
+from psdrl.config import Config
+from psdrl.envs.vector import EnvSpec
+from psdrl.errors import UserError, nearest
+from psdrl.runtime.device import is_gpu, resolve_device
+
+
+class Presets(NamedTuple):
+    """Settings to start from."""
+
+    by_name: dict[str, Callable[[Any], Any]]  # a preset's settings around those that choose it
+    choose: Callable[[Config], tuple[str, str]]  # for `auto`: the preset's name, and why
+
+
+class Entry(NamedTuple):
+    """All of an agent that is chosen by its name."""
+
+    agent: type[Agent]
+    settings: type[Config]
+    presets: Presets
+
+
+_PSDRL = Presets(psdrl_presets.PRESETS, psdrl_presets.choose)
+AGENTS = {
+    "psdrl": Entry(PsdrlAgent, PsdrlConfig, _PSDRL),
+    "egreedy-exploit": Entry(PsdrlAgent, EpsilonGreedyConfig, _PSDRL),
+    "egreedy-explore": Entry(PsdrlAgent, EpsilonGreedyConfig, _PSDRL),
+    "fresh-value": Entry(FreshValueAgent, FreshValueConfig, _PSDRL),
+    "bootstrap": Entry(BootstrapAgent, BootstrapConfig, Presets(bootstrap_presets.PRESETS, psdrl_presets.choose)),
+}
+SELECTION = ("game", "env", "preset", "algo", "device")  # what a preset depends on
+
+
+def entry(algo: str) -> Entry:
+    """The agent of this name."""
+    if algo not in AGENTS:
+        hint = nearest(algo, AGENTS) or f": use one of {', '.join(AGENTS)}."
+        raise UserError(f"Unknown agent {algo!r}{hint}")
+    return AGENTS[algo]
+
+
+def make_agent(config: Config, spec: EnvSpec, check: bool = False) -> Agent:
+    """The agent that the settings name. `check`: first check its kernels, which on a GPU is always done."""
+    kind: Any = entry(config.algo).agent
+    device = resolve_device(config.device)
+    failed = kind.failed_checks(config, spec, device) if check or is_gpu(device) else {}
+    agent = kind(config, spec)
+    agent.failed = failed
+    return agent
+
+
+def preset(selection: dict[str, Any]) -> tuple[Any, str]:
+    """The preset's settings around a choice of environment, agent, preset and device; and why this preset."""
+    chosen = entry(selection.get("algo", "psdrl"))
+    config = chosen.settings(**selection)
+    name, why = (config.preset, "asked for") if config.preset != "auto" else chosen.presets.choose(config)
+    if name not in chosen.presets.by_name:
+        names = ", ".join(chosen.presets.by_name)
+        raise UserError(f"{config.algo} has no preset {name!r}: use one of {names}.")
+    return replace(chosen.presets.by_name[name](config), preset=name), why
+
+
+def configure(**settings: Any) -> Any:
+    """A configuration from Python, e.g. `configure(env="deepsea-8", steps=2000, value={"units": 64})`: the agent's own
+    class of settings."""
+    config, _ = preset({name: settings.pop(name) for name in SELECTION if name in settings})
+    for name, value in settings.items():
+        nested = getattr(config, name)  # an unknown name raises AttributeError
+        if dataclasses.is_dataclass(nested) and isinstance(value, dict):
+            value = replace(nested, **value)  # type: ignore[type-var]
+        config = replace(config, **{name: value})
+    config.check()
+    return config
+
+
+def config_from_dict(values: dict[str, Any]) -> Config:
+    """Stored settings of any agent."""
+    if not isinstance(values, dict):
+        raise TypeError("settings are missing")
+    return entry(values.get("algo", "psdrl")).settings.from_dict(values)

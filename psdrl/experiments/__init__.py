@@ -1,0 +1,1 @@
+"""Learning experiments: runs, figures, probes."""

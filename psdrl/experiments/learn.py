@@ -1,0 +1,312 @@
+"""Does it learn? `python -m psdrl.experiments.learn deepsea-10 --seeds 0 1 2 3 4 --methods psdrl released`.
+
+Each case (environment, method, seed) is one training run and one line of results/SUITE/METHOD.jsonl.gz
+(`records.py`); what is stored already is not run again. While a run is under way its result so far is in a
+hidden file of the results directory. Without environments: the ladder of `make learn`."""
+
+import argparse
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from psdrl.agents.registry import make_agent
+from psdrl.cli import parse_train
+from psdrl.config import Config
+from psdrl.envs import make_env
+from psdrl.envs.atari import GAMES
+from psdrl.envs.deepsea import deepsea_size
+from psdrl.errors import UserError
+from psdrl.experiments import records
+from psdrl.experiments.records import Run
+from psdrl.run.log import Log
+from psdrl.run.loop import train
+
+RESULTS = Path("results")
+SOLVED, WINDOW = 40, 50  # DeepSea is solved when the treasure was reached in 40 of 50 consecutive episodes
+SAVE_EVERY = 180.0  # seconds between two writes of an unfinished run, which take milliseconds
+FLAGS = ["--eval-every", "0", "--checkpoint-every", "0", "--device", "cpu"]  # they change nothing that is learned
+
+# What MinAtar's other games have and Breakout has not, and the reverse.
+PLACES = shlex.split(
+    "--minatar.stack 3 --latent.standardise --forward.local --forward.skip --forward.units 32 --forward.recurrent 1 "
+    "--forward.gain 1 --forward.learning-rate 0.005 --forward.iterations 30 "
+    "--termination.local --termination.predicted --termination.units 16 --termination.learning-rate 0.003 "
+    "--termination.weight 10 --value.target-rate 0.6 --value.networks 1 --value.random-share 0.1 "
+    "--posterior.prior-latent 0.01 --posterior.prior-reward 0.1"
+)
+WHOLE_STATE = shlex.split(
+    "--minatar.stack 1 --latent.no-standardise --forward.no-local --forward.no-skip --forward.units 256 "
+    "--forward.recurrent 32 --forward.gain 2 --forward.learning-rate 0.001 --forward.iterations 40 "
+    "--termination.no-local --termination.no-predicted --termination.units 64 --termination.learning-rate 0.001 "
+    "--termination.weight 1 --value.target-rate 0.1 --value.networks 2 --value.random-share 0.2 "
+    "--posterior.prior-latent 1 --posterior.prior-reward 10"
+)
+
+METHODS: dict[str, list[str]] = {
+    "psdrl": [],
+    "egreedy-exploit": ["--algo", "egreedy-exploit"],
+    "egreedy-explore": ["--algo", "egreedy-explore"],
+    "fresh-value": ["--algo", "fresh-value"],
+    "mean": ["--posterior.rule", "mean", "--policy.epsilon", "0.05"],
+    "released": ["--posterior.rule", "released"],
+    "reward-weight-30": ["--forward.reward-weight", "30"],
+    "no-standardise": ["--latent.no-standardise"],
+    "no-mean-frame": ["--autoencoder.no-mean-frame"],
+    "length-20": ["--replay.length", "20"],
+    "capacity-20k": ["--replay.capacity", "20000"],
+    "ends-rare": ["--replay.ends", "rare"],
+    "forward-16": ["--forward.iterations", "16"],
+    "start-zero": ["--value.start", "zero"],
+    "target-copy": ["--value.target-rate", "1"],
+    "one-network": ["--value.networks", "1"],
+    "no-skip": ["--forward.no-skip"],
+    "places": PLACES,
+    "whole-state": WHOLE_STATE,
+    "single-frames": ["--minatar.stack", "1"],
+    "ends-of-states": ["--termination.no-predicted"],
+    "ends-weight-1": ["--termination.weight", "1"],
+    "two-networks": ["--value.networks", "2"],
+    "no-random-share": ["--value.random-share", "0"],
+    "random": [  # no update ever
+        *("--policy.epsilon", "1", "--policy.update-every", "1000000", "--policy.update-every-early", "1000000"),
+    ],
+    "sticky": ["--minatar.sticky", "0.1", "--minatar.ramping"],  # MinAtar's published protocol
+    "half-episodes": ["--policy.update-every-early", "5"],  # DeepSea-10: every draw is dropped half way down
+    "mid-episode": ["--policy.update-every-early", "15"],  # every other one, half way down
+    "two-episodes": ["--policy.update-every-early", "20"],  # each draw is followed twice
+    "noise-1": ["--posterior.noise-latent", "1", "--posterior.noise-reward", "1"],
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run: `python -m psdrl.train --env ENV --seed SEED` and the method's flags."""
+
+    env: str
+    method: str
+    seed: int
+    extra: tuple[str, ...] = ()  # flags beyond the method's
+
+    def __str__(self) -> str:
+        return f"{self.env}, {self.method}, seed {self.seed}"
+
+    @property
+    def arguments(self) -> list[str]:
+        return [
+            "--game" if self.env in GAMES else "--env",
+            self.env,
+            "--seed",
+            str(self.seed),
+            *METHODS.get(self.method, []),
+            *self.extra,
+        ]
+
+    def config(self) -> Config:
+        """Its settings."""
+        config, _ = parse_train(self.arguments + FLAGS)
+        config.check()
+        return config
+
+
+class Trace(Log):
+    """Keeps returns, when they came, and a few numbers of each update; saves them every few minutes."""
+
+    def __init__(self, env: str, save: Callable[[int], None]) -> None:
+        self.treasure = deepsea_size(env) is not None
+        self.returns: list[float] = []
+        self.ends: list[int] = []
+        self.updates: list[dict[str, float]] = []
+        self.save = save
+        self.begun = self.saved = time.perf_counter()
+
+    def scalars(self, step: int, values: dict[str, float]) -> None:
+        if "train/return" in values:
+            self.returns.append(round(values["train/return"], 4))
+            self.ends.append(step)
+        elif "time/value" in values:
+            kept = {k: v for k, v in values.items() if k.startswith(("posterior/", "loss/", "time/"))}
+            self.updates.append({"step": step} | kept)
+        if time.perf_counter() - self.saved > SAVE_EVERY:
+            self.save(step)
+            self.saved = time.perf_counter()
+
+    def solved(self) -> int | None:
+        """Episode that ends the first window in which DeepSea counts as solved."""
+        hits = [score > 0.5 for score in self.returns]
+        ends = range(SOLVED, len(hits) + 1)
+        return next((end for end in ends if sum(hits[max(0, end - WINDOW) : end]) >= SOLVED), None)
+
+    def done(self) -> bool:
+        return self.treasure and bool(self.returns) and self.returns[-1] > 0.5 and self.solved() is not None
+
+
+def machine() -> dict[str, Any]:
+    """The processor, the instruction set that torch uses on it, and the threads."""
+    cpuinfo = Path("/proc/cpuinfo")
+    model = re.search(r"model name\s*: (.+)", cpuinfo.read_text()) if cpuinfo.exists() else None
+    return {
+        "cpu": model[1].strip() if model else platform.processor() or platform.machine(),
+        "isa": torch.backends.cpu.get_cpu_capability().lower(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def commit(file: Path = Path(__file__)) -> str | None:
+    """The commit of the source, "+dirty" if what is run differs from it; None outside of its repository."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(file.parent), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", str(file))  # an installed copy may lie in a repository of the user's
+        # Results and documents may differ, they change no run.
+        changed = git("status", "--porcelain", "--", ":/psdrl", ":/kernels", ":/csrc")
+        return git("rev-parse", "HEAD") + ("+dirty" if changed else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def run(case: Case, results: Path) -> Run:
+    """Train in this process, without evaluations and checkpoints; the last partial result stays for the caller."""
+    config, source = case.config(), commit()  # the commit of the start: the tree may change meanwhile
+
+    def so_far(step: int) -> Run:
+        return Run(
+            env=case.env,
+            method=case.method,
+            seed=case.seed,
+            budget=config.steps,
+            steps=step,
+            solved=trace.solved() if trace.treasure else None,
+            commit=source,
+            added_in=None,
+            note=None,
+            command=f"python -m psdrl.train {shlex.join(case.arguments)}",
+            preset=config.preset,
+            settings=records.flat(config.to_dict()),
+            machine=machine(),
+            torch=torch.__version__,
+            minutes=round((time.perf_counter() - trace.begun) / 60, 2),
+            cpu_minutes=round(time.process_time() / 60, 2),
+            returns=trace.returns,
+            ends=trace.ends,
+            updates=records.columns(trace.updates),
+        )
+
+    def save(step: int) -> None:
+        unfinished = so_far(step)
+        records.write(records.partial(results, unfinished), [unfinished])
+
+    env = make_env(config)
+    agent, trace = make_agent(config, env.spec), Trace(case.env, save)
+    train(agent, env, trace, trace.done)
+    env.close()
+    save(agent.step)
+    return so_far(agent.step)
+
+
+def store(case: Case, results: Path, replace: bool) -> None:
+    """Run one case and store it; until it is stored, the hidden file has it."""
+    finished = run(case, results)
+    kept = records.partial(results, finished)
+    try:
+        records.append(results, finished, replace)
+    except records.Damaged as error:
+        sys.exit(f"{error} The run itself is in {kept}.")
+    kept.unlink(missing_ok=True)
+    last = finished.returns[-20:]
+    solved = f"solved after {finished.solved}, " if finished.solved else ""
+    print(
+        f"{case}: {solved}last {len(last)} episodes {sum(last) / max(1, len(last)):.2f} of {len(finished.returns)}, "
+        f"{finished.steps} steps, {finished.minutes:.1f} min, {finished.cpu_minutes:.1f} of them on the CPU"
+    )
+
+
+def start(case: Case, results: Path, replace: bool) -> bool:
+    """Run one case in a process of its own, on one thread; False: it failed."""
+    flags = ["--one", case.env, case.method, str(case.seed), "--results", str(results)]
+    child = subprocess.run(
+        [sys.executable, "-m", "psdrl.experiments.learn", *flags, *["--force"] * replace, "--extra", *case.extra],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    failed = f"{case}: failed\n{child.stderr[-2000:]}"
+    print(failed if child.returncode else child.stdout.strip(), flush=True)
+    return child.returncode == 0
+
+
+def missing(cases: list[Case], results: Path) -> list[Case]:
+    """The cases that are not stored; says so if a stored one was made with other settings."""
+    stored, found = records.load(results), []
+    for case in cases:
+        config = case.config()
+        there = [run for run in stored if run.answers(case.env, case.method, case.seed, config.steps)]
+        if not there:
+            found.append(case)
+            continue
+        before, now = there[0].settings, records.flat(config.to_dict())
+        other = sorted(name for name in now if before and before.get(name) != now[name] and name != "steps")
+        if before and other:
+            changes = ", ".join(f"{name} {before.get(name)} there and {now[name]} here" for name in other[:3])
+            print(f"{case}: stored with other settings ({changes}); --force runs it again, --results keeps both")
+    print(f"{len(cases) - len(found)} of {len(cases)} runs are in {results} already", flush=True)
+    return found
+
+
+LADDER = (
+    [Case("deepsea-20", "psdrl", 0), Case("Freeway", "psdrl", 0, ("--steps", "30000"))]
+    + [Case("minatar/freeway", "psdrl", 0), Case("minatar/space_invaders", "psdrl", 0)]
+    + [
+        Case(env, "psdrl", seed)
+        for env in ("deepsea-10", "deepsea-14", "deepsea-10-image", "CartPole-v1", "minatar/breakout")
+        for seed in range(2)
+    ]
+    + [Case("deepsea-10", control, 0, ("--steps", "3000")) for control in ("released", "egreedy-exploit", "noise-1")]
+)
+
+
+def main() -> None:
+    """Parse flags and run what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("envs", nargs="*")
+    parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
+    parser.add_argument("--methods", nargs="*", default=["psdrl"], help="names of METHODS, or new ones with --extra")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time, one thread each")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--force", action="store_true", help="run what is stored again, and replace it")
+    parser.add_argument("--one", nargs=3, metavar=("ENV", "METHOD", "SEED"), help=argparse.SUPPRESS)
+    parser.add_argument("--extra", nargs=argparse.REMAINDER, default=[], help="further flags of psdrl.train; last")
+    options = parser.parse_args()
+    extra, results = tuple(options.extra), options.results
+    if options.one:
+        torch.set_num_threads(1)
+        store(Case(options.one[0], options.one[1], int(options.one[2]), extra), results, options.force)
+        return
+    unknown = [method for method in options.methods if method not in METHODS]
+    if unknown and not extra:
+        parser.error(f"no method {unknown[0]}: one of {', '.join(METHODS)}, or a new name and its flags by --extra")
+    cases = [Case(e, m, s, extra) for e in options.envs for m in options.methods for s in options.seeds] or LADDER
+    try:
+        todo = cases if options.force else missing(cases, results)
+    except (records.Damaged, UserError) as error:
+        sys.exit(str(error))
+    with ThreadPoolExecutor(options.jobs) as pool:
+        good = list(pool.map(lambda case: start(case, results, options.force), todo))
+    sys.exit(0 if all(good) else 1)
+
+
+if __name__ == "__main__":
+    main()

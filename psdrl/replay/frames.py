@@ -1,0 +1,176 @@
+"""Replay of single transitions for model-free agents: each frame is stored once, stacks are made when sampling.
+
+Every environment has a ring of slots. A slot holds a frame and, unless an episode ends there, the action, reward,
+termination and mask that followed it; the next frame is in the next slot. An episode of n transitions takes n + 1
+slots: the final observation is stored too, so a truncated episode bootstraps from what was really seen last.
+"""
+
+import math
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from psdrl.replay.episodes import on_device
+from psdrl.runtime.device import pinned_empty, uploaded
+
+Where = Literal["auto", "device", "host", "pinned"]
+_FIELDS = ("actions", "rewards", "terminated", "masks", "followed", "before")
+
+
+class Transitions(NamedTuple):
+    """B transitions; the stacks of s and s' share all frames but one each."""
+
+    frames: Tensor  # (B, stack + 1, *shape): the stack of s, oldest first, and then the frame of s'
+    actions: Tensor  # (B,) int64
+    rewards: Tensor  # (B,) float32
+    terminated: Tensor  # (B,) float32: whether s' is absorbing; truncation does not count
+    masks: Tensor  # (B, heads) float32: which heads may learn from it
+
+
+class FrameReplay:
+    """At most `capacity` transitions, shared equally by the environments; the oldest leave first, one by one.
+
+    0.5% more slots hold the episodes' last frames: 1e6 transitions of 84 x 84 take 7.09 GB. Where episodes are shorter
+    than 200 steps the slots bind first, and fewer transitions are kept. The arrays are zeros, which a CPU's operating
+    system provides page by page as they are written.
+
+    where: the frames lie on the device, in host memory or in pinned host memory; auto: on the device if they take less
+    than a quarter of its free memory. Everything else stays on the host, where transitions are written one by one.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        num_envs: int,
+        shape: tuple[int, ...],
+        dtype: str,
+        stack: int = 1,
+        heads: int = 0,
+        device: torch.device | str = "cpu",
+        where: Where = "auto",
+    ) -> None:
+        self.capacity, self.num_envs, self.stack, self.heads = capacity, num_envs, stack, heads
+        self.device, self._dtype = torch.device(device), np.dtype(dtype)
+        self.share = math.ceil(capacity / num_envs)  # transitions of one environment
+        # The frames before the oldest transition must outlive theirs, and the newest frame has no transition yet.
+        self.ring = self.share + self.share // 200 + stack
+        slots, kind = num_envs * self.ring, getattr(torch, dtype)
+        size = slots * math.prod(shape) * kind.itemsize
+        self.on_device = on_device("host" if where == "pinned" else where, size, self.device)
+        if where == "pinned" and not self.on_device:
+            self.frames = pinned_empty((slots, *shape), kind).zero_()
+        else:
+            self.frames = torch.zeros((slots, *shape), dtype=kind, device=self.device if self.on_device else "cpu")
+        self.actions = np.zeros(slots, np.int64)
+        self.rewards = np.zeros(slots, np.float32)
+        self.terminated = np.zeros(slots, bool)
+        self.masks = np.zeros((slots, -(-heads // 8)), np.uint8)  # a bit per head
+        self.followed = np.zeros(slots, bool)  # whether the slot has a transition
+        self.before = np.zeros(slots, np.uint8)  # earlier frames of its episode, at most stack - 1: what a stack shows
+        self.written = np.zeros(num_envs, np.int64)  # slots written so far; the next one is written % ring
+        self.live = np.zeros(num_envs, np.int64)  # newest slots that are sampled from
+        self.count = np.zeros(num_envs, np.int64)  # transitions among them
+
+    @property
+    def transitions(self) -> int:
+        """Transitions that can be sampled."""
+        return int(self.count.sum())
+
+    def start(self, env: int, observation: NDArray) -> None:
+        """A new episode of environment `env`; one that runs ends here, as if truncated, with what it has."""
+        self._push(env, observation, 0)
+
+    def add(
+        self,
+        env: int,
+        action: int,
+        reward: float,
+        observation: NDArray,
+        terminated: bool,
+        mask: NDArray[np.bool_] | None = None,
+    ) -> None:
+        """One transition of environment `env`, which can be sampled at once; without a mask all heads learn from it."""
+        slot = self._slot(env, self.written[env] - 1)
+        self.actions[slot], self.rewards[slot], self.terminated[slot] = action, reward, terminated
+        self.masks[slot] = np.packbits(np.ones(self.heads, bool) if mask is None else mask)
+        self.followed[slot] = True
+        self.count[env] += 1
+        self._push(env, observation, min(int(self.before[slot]) + 1, self.stack - 1))
+
+    def _push(self, env: int, observation: NDArray, before: int) -> None:
+        """Forget what the frame displaces, and store it."""
+        while self.count[env] > self.share or self.live[env] > self.ring - self.stack:
+            self.count[env] -= self.followed[self._slot(env, self.written[env] - self.live[env])]
+            self.live[env] -= 1
+        slot = self._slot(env, self.written[env])
+        frame = torch.from_numpy(np.ascontiguousarray(observation, self._dtype))
+        self.frames[slot] = uploaded(frame, self.frames.device)
+        self.followed[slot], self.before[slot] = False, before
+        self.written[env] += 1
+        self.live[env] += 1
+
+    def _slot(self, env: Any, place: Any) -> Any:
+        """Index of an environment's slot that was written as number `place`."""
+        return env * self.ring + place % self.ring
+
+    def sample(self, batch: int, rng: np.random.Generator) -> Transitions:
+        """B transitions, uniformly with replacement."""
+        ends = self.live.cumsum()
+        drawn = np.empty(0, np.int64)
+        while len(drawn) < batch:  # final frames are drawn in vain: at most every second slot is one
+            place = rng.integers(ends[-1], size=batch - len(drawn))
+            env = ends.searchsorted(place, "right")
+            slots = self._slot(env, self.written[env] - ends[env] + place)
+            drawn = np.append(drawn, slots[self.followed[slots]])
+        return self._read(drawn)
+
+    def _read(self, slots: NDArray[np.int64]) -> Transitions:
+        """The transitions at these slots (B,)."""
+        env, place = slots // self.ring, slots % self.ring
+        back = np.arange(self.stack - 1, -2, -1)  # stack - 1, ..., 0, -1: how far back each frame lies
+        window = self._slot(env[:, None], place[:, None] - back)
+        missing = uploaded(torch.from_numpy(back > self.before[slots][:, None]), self.device)
+        frames = self._gather(torch.from_numpy(window))
+        missing = missing.view(*missing.shape, *[1] * (frames.ndim - 2))
+        masks = np.unpackbits(self.masks[slots], axis=1, count=self.heads)
+        small = (self.actions[slots], self.rewards[slots], self.terminated[slots].astype(np.float32))
+        columns = (uploaded(torch.from_numpy(x), self.device) for x in (*small, masks.astype(np.float32)))
+        return Transitions(frames.masked_fill(missing, 0), *columns)
+
+    def _gather(self, slots: Tensor) -> Tensor:
+        """Frames (..., *shape) of slots (...), on the device."""
+        if self.on_device:
+            return self.frames[uploaded(slots, self.device)]
+        # Fresh staging each time: PyTorch's pinned allocator keeps it from reuse until the copy has happened.
+        staging = pinned_empty((slots.numel(), *self.frames.shape[1:]), self.frames.dtype)
+        torch.index_select(self.frames, 0, slots.flatten(), out=staging)
+        return staging.to(self.device, non_blocking=True).view(*slots.shape, *self.frames.shape[1:])
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that can still be read, running episodes included: an environment's slots, oldest first."""
+        kept = np.minimum(self.written, self.ring)
+        slots = np.concatenate(
+            [self._slot(e, np.arange(self.written[e] - kept[e], self.written[e])) for e in range(self.num_envs)]
+        )
+        return {
+            "frames": self.frames[torch.from_numpy(slots).to(self.frames.device)].cpu(),
+            **{name: torch.from_numpy(getattr(self, name)[slots]) for name in _FIELDS},
+            **{name: torch.from_numpy(x.copy()) for name, x in (("kept", kept), ("live", self.live))},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave; running episodes go on with the next `add`."""
+        kept, self.live = state["kept"].numpy(), state["live"].numpy().copy()
+        if len(kept) != self.num_envs:
+            raise ValueError(f"the replay buffer has {len(kept)} environments, this run {self.num_envs}")
+        slots = np.concatenate([self._slot(e, np.arange(kept[e])) for e in range(self.num_envs)])
+        self.frames[torch.from_numpy(slots).to(self.frames.device)] = state["frames"].to(self.frames.device)
+        for name in _FIELDS:
+            getattr(self, name)[slots] = state[name].numpy()
+        self.written = kept.copy()
+        for e in range(self.num_envs):
+            newest = self._slot(e, np.arange(kept[e] - self.live[e], kept[e]))
+            self.count[e] = self.followed[newest].sum()

@@ -1,0 +1,1 @@
+"""A run: loop, evaluation, checkpoints, log. Knows agents by their interface only."""

@@ -1,0 +1,179 @@
+"""Train: `python -m psdrl.train --game Pong --compile`."""
+
+import shlex
+import shutil
+import signal
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType, TracebackType
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from psdrl.agents.interface import Agent
+from psdrl.agents.registry import make_agent
+from psdrl.config import Config
+from psdrl.cost import forecast as cost
+from psdrl.envs import make_env
+from psdrl.errors import UserError
+from psdrl.kernels import dispatch, posterior
+from psdrl.run.checkpoint import check_same, latest, restore, write_config
+from psdrl.run.log import RunLog
+from psdrl.run.loop import train
+from psdrl.version import __version__
+
+
+class Stop:
+    """Ctrl-C and SIGTERM end the run at the next step, after saving; a second one ends it at once."""
+
+    def __init__(self, console: Console) -> None:
+        self.console, self.asked = console, False
+
+    def __enter__(self) -> "Stop":
+        self._old = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        self.console.print("Stopping after this step or update; once more to stop at once without saving.")
+
+    def __call__(self) -> bool:
+        return self.asked
+
+
+def run(config: Config, why_preset: str, arguments: list[str]) -> int:
+    """`psdrl train` with the configuration parsed from `arguments`; returns the exit code."""
+    console = Console()
+    config.check()
+    logdir = config.logdir or Path("runs") / f"{config.env_name}-{config.algo}-{config.seed}".replace("/", "-")
+    config = replace(config, logdir=logdir)
+    checkpoint = _find_checkpoint(config, logdir)
+    env = make_env(config)
+    agent = make_agent(config, env.spec, check=True)
+    for name, problem in agent.failed.items():
+        _warn(
+            console,
+            f"{name} fails its check on {agent.device}: {problem}; the fallback serves. See python -m psdrl.doctor.",
+        )
+    logged = restore(checkpoint, agent) if checkpoint else 0
+    write_config(logdir, config)
+    _summary(console, agent, why_preset, checkpoint)
+    _forecast(console, agent)
+    if agent.step >= config.steps:
+        console.print(f"This run has its {config.steps} steps; ask for more with --steps.", highlight=False)
+        env.close()
+        return 0
+    again = f"python -m psdrl.train {shlex.join(arguments)}"  # the same logdir resumes
+    try:
+        with RunLog(logdir, config.steps, agent.step, logged, console) as log, Stop(console) as stop:
+            train(agent, env, log, stop)
+    except KeyboardInterrupt:
+        kept = latest(logdir)
+        since = f"continues from {kept.name}" if kept else "starts again, for no checkpoint was written"
+        console.print(f"Stopped without saving. The same command {since}.", highlight=False)
+        return 130
+    finally:
+        env.close()
+    for fallback in agent.fallbacks:
+        _warn(console, f"{fallback}.")
+    if stop.asked:
+        console.print(f"Saved at step {agent.step}. Resume with:\n  {again}", highlight=False, soft_wrap=True)
+        return 130
+    console.print(
+        f"Done: {agent.step} steps, {agent.episodes} episodes, {agent.updates} updates. "
+        f"Play it with:\n  python -m psdrl.evaluate {logdir}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    return 0
+
+
+def _warn(console: Console, text: str) -> None:
+    console.print(f"[bold]warning[/]      {escape(text)}", highlight=False, soft_wrap=True)
+
+
+def _find_checkpoint(config: Config, logdir: Path) -> Path | None:
+    """What to resume from, by --resume; refuses to touch what belongs to another run."""
+    if logdir.exists() and not logdir.is_dir():
+        raise UserError(f"--logdir {logdir} is a file: name a directory.")
+    exists = (logdir / "config.json").exists()
+    if exists and config.resume == "never":
+        raise UserError(f"{logdir} holds a run already and --resume is never: use another --logdir or remove it.")
+    if exists:
+        check_same(logdir, config)
+    elif logdir.exists() and any(logdir.iterdir()):
+        raise UserError(f"{logdir} is not empty and holds no run: use another --logdir.")
+    checkpoint = latest(logdir) if exists else None
+    if config.resume == "must" and checkpoint is None:
+        raise UserError(f"--resume must, but {logdir} holds no checkpoint: train first, or use --resume auto.")
+    for partial in logdir.glob(".partial-*"):
+        shutil.rmtree(partial)
+    return checkpoint
+
+
+def _summary(console: Console, agent: Agent, why_preset: str, checkpoint: Path | None) -> None:
+    config = agent.config
+    table = Table(show_header=False, box=None, pad_edge=False)
+    groups = f" in {config.env_groups} groups" if config.env_groups > 1 else ""
+    rows = {
+        "psdrl": f"{__version__}, agent {config.algo}",
+        "environment": f"{agent.spec.name}, {agent.spec.num_actions} actions, {agent.spec.kind} {agent.spec.shape}, "
+        f"{config.num_envs} x {agent.spec.backend}{groups}",
+        "preset": f"{config.preset} ({why_preset})",
+        "device": f"{agent.device}, {_modes(agent)}",
+        **agent.description(),
+        "kernels": _kernels(agent.device),
+        "logdir": f"{config.logdir}" + (f", resumed at step {agent.step}" if checkpoint else ""),
+    }
+    for name, value in rows.items():
+        table.add_row(f"[bold]{name}", value)
+    console.print(table, highlight=False)
+
+
+def _modes(agent: Agent) -> str:
+    """Precision, compilation and graphs in force."""
+    config = agent.config
+    precision = "fp32" if agent.device.type == "cpu" and config.precision == "tf32" else config.precision
+    words = [precision, f"compile {'on' if config.compile else 'off'}"]
+    if agent.device.type == "cuda":
+        words.append(f"CUDA graphs {'on' if config.cuda_graphs else 'off'}")
+    return ", ".join(words)
+
+
+def _kernels(device: torch.device) -> str:
+    """Which backends serve on this device, and why better ones do not."""
+    serving = {choice.backend: choice.refused for choice in dispatch.explain(device).values()}
+    lookahead = "; ".join(
+        " ".join([name, *(f"({other} refused: {why})" for other, why in refused.items())])
+        for name, refused in serving.items()
+    )
+    reason = posterior.unavailable(device)
+    return f"lookahead {lookahead}; posterior " + ("csrc" if reason is None else f"PyTorch ({reason})")
+
+
+def _forecast(console: Console, agent: Agent) -> None:
+    """What the cost model expects of this run, if it knows the agent; see `psdrl.cost`."""
+    config = agent.config
+    if not cost.known(config):
+        return
+    if agent.device.type == "cuda":
+        known = [name for name in ("a100", "h100") if name in torch.cuda.get_device_name(agent.device).lower()]
+        if not known:
+            return
+        device = cost.data_sheet(known[0], config.precision, config.cuda_graphs)
+    else:
+        device = cost.device_for("here", config, agent.spec)
+    expected = cost.forecast(config, agent.spec, device)
+    left = cost.duration(3600 * expected.hours * (1 - agent.step / config.steps))
+    source = "from rates measured now" if device.measured else "predicted from the data sheet"
+    console.print(
+        f"[bold]forecast[/]     about {left}, {sum(expected.bytes.values()) / 1e9:.2g} GB ({source})", highlight=False
+    )

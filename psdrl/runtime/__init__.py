@@ -1,0 +1,1 @@
+"""How code runs: device, compilation, CUDA graphs, profiling. Knows no agent."""

@@ -1,0 +1,135 @@
+"""How the inner functions of an update run: as they are, compiled, captured in CUDA graphs; and in which precision."""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import cache
+from typing import TypeVar
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+
+from psdrl.config import Config, Precision
+from psdrl.errors import UserError
+from psdrl.runtime.device import bf16_on_cpu
+from psdrl.runtime.graphs import Captured, Cuda, Step
+
+Function = TypeVar("Function", bound=Callable)
+
+
+class Execution:
+    """Compiles, captures and casts for one agent, as its configuration and device say.
+
+    torch.compile runs in its default mode, which leaves CUDA graphs to us: a compiled function is captured like any
+    other. Each works without the other.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        compile: bool = False,
+        cuda_graphs: bool = False,
+        precision: Precision = "fp32",
+        primitives: Cuda | None = None,
+        chunk_rows: int = 4096,
+    ) -> None:
+        self.device, self.compile, self.precision = device, compile, precision
+        self.chunk_rows = chunk_rows  # most rows that a network sees at once
+        if primitives is None and device.type == "cuda":
+            primitives = Cuda(device)
+        self.primitives = primitives
+        self.graphs = cuda_graphs and primitives is not None
+        self._steps: dict[str, Step] = {}
+        self._captured: WeakSet[Captured] = WeakSet()
+
+    @classmethod
+    def of(cls, config: Config, device: torch.device) -> "Execution":
+        """As the configuration says; also sets PyTorch's own switches for tf32."""
+        if config.compile:
+            check_compiler(device)
+        if config.precision == "bf16" and device.type == "cpu" and (reason := bf16_on_cpu()):
+            raise UserError(f"--precision bf16 cannot run: {reason}, or use --precision fp32.")
+        allow_tf32(device, config.precision)
+        graphs = config.cuda_graphs and device.type == "cuda"
+        return cls(device, config.compile, graphs, config.precision, chunk_rows=config.chunk_rows)
+
+    def compiled(self, function: Function) -> Function:
+        """The function compiled, once per process, or as it is. PyTorch caches the code on disk between runs."""
+        return _compiled(function) if self.compile else function  # type: ignore[return-value]
+
+    def captured(
+        self,
+        name: str,
+        step: Step,
+        state: Callable[[], Sequence[Tensor]] = tuple,
+        generators: tuple[torch.Generator, ...] = (),
+    ) -> Step:
+        """The step as a CUDA graph if graphs are on."""
+        if not self.graphs:
+            return step
+        assert self.primitives is not None
+        captured = Captured(name, step, state, self.primitives, generators)
+        self._captured.add(captured)
+        return captured
+
+    @property
+    def failures(self) -> list[str]:
+        """Steps that could not be captured and run eagerly."""
+        return sorted(step.name for step in self._captured if step.failed)
+
+    def kept(self, name: str, step: Step, state: Callable[[], Sequence[Tensor]] = tuple) -> Step:
+        """The same for a step that is defined anew in every update: the first one of a name serves from then on."""
+        return self._steps.setdefault(name, self.captured(name, step, state)) if self.graphs else step
+
+    def compile_seconds(self) -> float:
+        """Seconds that torch.compile has taken in this process so far."""
+        if not self.compile:
+            return 0.0
+        from torch._dynamo.utils import calculate_time_spent  # takes a second to import
+
+        return calculate_time_spent().get("total_wall_time", 0.0)
+
+    def forget(self) -> None:
+        """Drop all graphs, for parameters or optimiser state have moved."""
+        self._steps.clear()
+
+    def autocast(self) -> AbstractContextManager:
+        """The networks' products and convolutions within are formed in bfloat16 if the precision says so."""
+        if self.precision == "bf16":
+            return torch.autocast(self.device.type, torch.bfloat16)
+        return contextlib.nullcontext()
+
+    def beside(self) -> tuple[AbstractContextManager, Callable[[], object]]:
+        """Work within the first runs beside what follows, on a device that can, until the second is called."""
+        return self.primitives.fork() if self.primitives else (contextlib.nullcontext(), lambda: None)
+
+
+def allow_tf32(device: torch.device, precision: Precision) -> None:
+    """Let a GPU form float32 products in tf32, or forbid it; the kernels in `psdrl.kernels` follow this switch."""
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
+        torch.backends.cudnn.allow_tf32 = precision != "fp32"
+
+
+def optimiser_state(network: nn.Module, optimiser: torch.optim.Optimizer) -> list[Tensor]:
+    """What a gradient step changes: the parameters and the optimiser's numbers."""
+    numbers = (value for entry in optimiser.state.values() for value in entry.values())
+    return [*network.parameters(), *(value for value in numbers if isinstance(value, Tensor))]
+
+
+def check_compiler(device: torch.device) -> None:
+    """On the CPU torch.compile writes C++: refuse early where nothing can compile it."""
+    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++"]
+    if device.type == "cpu" and not any(shutil.which(name) for name in names):
+        raise UserError(f"--compile needs a C++ compiler ({' or '.join(names)}): install one or leave --compile out.")
+
+
+@cache
+def _compiled(function: Callable) -> Callable:
+    return torch.compile(function)
+
+
+EAGER = Execution(torch.device("cpu"))
