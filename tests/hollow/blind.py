@@ -21,8 +21,10 @@ from typing import Any
 import torch
 
 from psdrl import doctor
+from psdrl.agents.bootstrap.acting import HeadActor
 from psdrl.agents.psdrl import posterior
 from psdrl.agents.psdrl.acting import Actor
+from psdrl.envs.vector import GymVector
 from psdrl.kernels import checks
 from psdrl.replay.episodes import Replay
 
@@ -47,9 +49,14 @@ def read_back(info: torch.Tensor, *args: Any, **kwargs: Any) -> None:
     info.reshape(-1).tolist()
 
 
-def valid(act: Callable[..., Any]) -> Callable[..., Any]:
-    """`Actor.act` with actions that exist."""
-    return lambda self, *args, **kwargs: act(self, *args, **kwargs) % self.agent.spec.num_actions
+def valid(act: Callable[..., Any], count: Callable[[Any], int]) -> Callable[..., Any]:
+    """An actor's `act` with actions that exist."""
+    return lambda self, *args, **kwargs: act(self, *args, **kwargs) % count(self)
+
+
+def sent(send: Callable[..., Any]) -> Callable[..., Any]:
+    """A vector environment's `send`, likewise."""
+    return lambda self, actions: send(self, actions % self.spec.num_actions)
 
 
 def on_host(replay: Replay, slots: torch.Tensor) -> torch.Tensor:
@@ -96,7 +103,10 @@ def main() -> None:
         checks.check_all = blinded(checks.check_all)  # type: ignore[assignment]
         doctor.updates = without_distances(doctor.updates)
     posterior.check = read_back
-    Actor.act, Replay.frames = valid(Actor.act), within(Replay.frames)  # type: ignore[method-assign]
+    Actor.act = valid(Actor.act, lambda self: self.agent.spec.num_actions)  # type: ignore[method-assign]
+    HeadActor.act = valid(HeadActor.act, lambda self: self.num_actions)  # type: ignore[method-assign]
+    GymVector.send = sent(GymVector.send)  # type: ignore[method-assign]
+    Replay.frames = within(Replay.frames)  # type: ignore[method-assign]
     Replay.stored_slots = existing(Replay.stored_slots)  # type: ignore[method-assign]
     module, sys.argv = sys.argv[1], sys.argv[1:]
     try:

@@ -19,8 +19,9 @@ MODES = {
 PROBLEMS = {
     "image": ["--env", "deepsea-10-image"],
     "vector": ["--env", "CartPole-v1"],
-    "grid": ["--env", "minatar/breakout", "--forward.local", "--forward.feature-activation", "tanh"],
+    "grid": ["--env", "minatar/breakout"],
 }  # all with episodes of some ten steps under a constant action, so that updates find whole episodes
+GRID = ["--forward.local", "--forward.feature-activation", "tanh"]  # PSDRL's network of places
 ENVIRONMENTS = {"1": [], "4": ["--num-envs", "4"], "4 in 2": ["--num-envs", "4", "--env-groups", "2"]}
 STEPS = 550  # two updates of preset debug, which come every 250 steps
 MORE_STEPS = 800  # a third one after resuming
@@ -109,6 +110,8 @@ def training(place: Place, name: str, row: dict[str, str], twin: str | None = No
         "--preset", "debug", "--device", device, "--algo", row["agent"], "--precision", row["precision"],
         "--replay.device", row["replay"], "--eval-every", "0", "--logdir", logdir,
     ]  # fmt: skip
+    if row["problem"] == "grid" and row["agent"] != "bootstrap":
+        arguments += GRID
     if row["profile"] != "no":
         arguments += ["--profile", row["profile"]]
     commands = [blind("psdrl.train", *arguments, "--steps", str(STEPS))]
