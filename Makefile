@@ -18,10 +18,8 @@ READY := .venv/.ready
 CUDA_VENV ?= .cuda-venv
 PYTHON312 ?= python3.12
 CUDA_ARGS ?= --out docs/cuda-check.md
-CUDA_SOURCE = $(CUDA_VENV)/source
-CUDA_READY = $(CUDA_VENV)/.ready
 
-.PHONY: train test learn bench sanitize cuda-check cuda-source clean
+.PHONY: train test learn bench sanitize cuda-check clean
 train: $(READY)
 	$(BIN)/python -m psdrl.train --game $(GAME) $(ARGS)
 
@@ -43,23 +41,11 @@ learn: $(READY)
 sanitize: $(READY)
 	PYTHON=$(BIN)/python sh tests/host/sanitize.sh
 
-cuda-check: cuda-source $(CUDA_READY)
-	$(CUDA_VENV)/bin/python -m tests.hollow.check --venv $(CUDA_VENV) $(CUDA_ARGS)
-
-# A copy of what is installed, so that the CUDA extension does not take the place of the one in this checkout.
-cuda-source:
-	mkdir -p $(CUDA_SOURCE)
-	git ls-files -z psdrl kernels csrc setup.py pyproject.toml MANIFEST.in README.md LICENSE | tar --null -T - -cf - | tar -xf - -C $(CUDA_SOURCE)
-
-$(CUDA_READY): pyproject.toml setup.py $(wildcard csrc/*.*) | cuda-source
-	@command -v nvcc > /dev/null || { echo "cuda-check needs nvcc on the PATH."; exit 1; }
-	@test -x $(CUDA_VENV)/bin/python || $(PYTHON312) -c '' || { echo "$(PYTHON312) does not run: name a Python 3.12 with make cuda-check PYTHON312=PATH, or an environment with CUDA_VENV=DIRECTORY."; exit 1; }
-	test -x $(CUDA_VENV)/bin/python || $(PYTHON312) -m venv $(CUDA_VENV)
-	$(CUDA_VENV)/bin/python -m pip install --quiet --upgrade "setuptools>=77" wheel ninja
-	$(CUDA_VENV)/bin/python -m pip install --quiet torch==2.13.0
-	@$(CUDA_VENV)/bin/python -c 'import sys, torch; sys.exit(torch.version.cuda is None and "cuda-check needs a CUDA build of torch, and pip installed a CPU build into $(CUDA_VENV).")'
-	PSDRL_CUDA=1 $(CUDA_VENV)/bin/python -m pip install --quiet --no-build-isolation -e $(CUDA_SOURCE)
-	touch $@
+# Under a lock: a second check, perhaps of another checkout, would change the sources beneath the first.
+cuda-check:
+	mkdir -p $(CUDA_VENV)
+	flock --nonblock $(CUDA_VENV)/.lock sh -c 'tests/hollow/venv.sh $(CUDA_VENV) $(PYTHON312) && $(CUDA_VENV)/bin/python -m tests.hollow.check --venv $(CUDA_VENV) $(CUDA_ARGS)' || \
+	{ echo "cuda-check failed, or another one is using $(CUDA_VENV)."; exit 1; }
 
 # torch first and no build isolation: setup.py compiles the extension against the torch that will load it.
 $(READY): pyproject.toml setup.py $(wildcard csrc/*.*)
