@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import psdrl
+from psdrl.agents.psdrl import presets
 from psdrl.agents.psdrl.agent import PsdrlAgent
 from psdrl.agents.psdrl.models import Models
 from psdrl.cli import parse_train
@@ -80,11 +81,10 @@ def test_untried_actions_stay_unknown_as_deepsea_grows(size: int) -> None:
     assert deviation_at_untried(size) == pytest.approx(deviation_at_untried(10), rel=0.5)
 
 
-@pytest.mark.parametrize(
-    ("env", "flags", "like"),
-    [("breakout", learn.PLACES, "asterix"), ("asterix", learn.WHOLE_STATE, "breakout")],
-    ids=["places", "whole-state"],
-)
-def test_methods_give_a_game_the_settings_of_another(env, flags, like):
-    found, wanted = (parse_train(["--env", f"minatar/{game}", *more])[0] for game, more in ((env, flags), (like, [])))
-    assert replace(found, env=wanted.env, steps=wanted.steps) == wanted
+def test_the_whole_state_is_what_small_problems_share():
+    arguments = ["--env", "minatar/asterix", *learn.FLAGS]
+    found, preset = (parse_train([*arguments, *more])[0] for more in (learn.WHOLE_STATE, []))
+    shared = presets._small(type(found)(env=found.env, preset=found.preset, device=found.device))
+    kept = {name: getattr(found, name) for name in ("eval_every", "checkpoint_every")}
+    assert found == replace(shared, **kept)
+    assert found != preset

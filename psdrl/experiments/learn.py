@@ -37,14 +37,7 @@ SOLVED, WINDOW = 40, 50  # DeepSea is solved when the treasure was reached in 40
 SAVE_EVERY = 180.0  # seconds between two writes of an unfinished run, which take milliseconds
 FLAGS = ["--eval-every", "0", "--checkpoint-every", "0", "--device", "cpu"]  # they change nothing that is learned
 
-# What MinAtar's other games have and Breakout has not, and the reverse.
-PLACES = shlex.split(
-    "--minatar.stack 3 --latent.standardise --forward.local --forward.skip --forward.units 32 --forward.recurrent 1 "
-    "--forward.gain 1 --forward.learning-rate 0.005 --forward.iterations 30 "
-    "--termination.local --termination.predicted --termination.units 16 --termination.learning-rate 0.003 "
-    "--termination.weight 10 --value.target-rate 0.6 --value.networks 1 --value.random-share 0.1 "
-    "--posterior.prior-latent 0.01 --posterior.prior-reward 0.1"
-)
+# MinAtar with features of the whole state and single frames, as Breakout had them before one preset served all games.
 WHOLE_STATE = shlex.split(
     "--minatar.stack 1 --latent.no-standardise --forward.no-local --forward.no-skip --forward.units 256 "
     "--forward.recurrent 32 --forward.gain 2 --forward.learning-rate 0.001 --forward.iterations 40 "
@@ -71,7 +64,6 @@ METHODS: dict[str, list[str]] = {
     "target-copy": ["--value.target-rate", "1"],
     "one-network": ["--value.networks", "1"],
     "no-skip": ["--forward.no-skip"],
-    "places": PLACES,
     "whole-state": WHOLE_STATE,
     "single-frames": ["--minatar.stack", "1"],
     "ends-of-states": ["--termination.no-predicted"],
