@@ -6,8 +6,8 @@
 #              runs all of it (some 30 minutes on two idle cores, going by the minutes of its runs)
 # make cuda-check   the CUDA build of torch, Triton, Inductor and our extension on two hollow GPUs: no GPU is needed, and no
 #              value is computed (tests/hollow/README.md). The first time it makes CUDA_VENV (.cuda-venv, some 8 GB) with
-#              PYTHON312 (python3.12: for this version torch 2.13.0 is a CUDA build); needs nvcc and gcc. About 20
-#              minutes on two cores; CUDA_ARGS=--short takes four and does not write docs/cuda-check.md
+#              PYTHON312 (python3.12: for this version torch 2.13.0 is a CUDA build); needs nvcc and gcc. About 8
+#              minutes on two idle cores; CUDA_ARGS=--short takes four and does not write docs/cuda-check.md
 # make bench   the benchmark suites and the phase table (half an hour, on an idle machine)
 GAME ?= Pong
 ARGS ?=
