@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 import torch
 
-from tests.test_parity import distance, make, parameters, run_phase
+from tests.kernels.test_parity import distance, make, parameters, run_phase
 
 PHASES = {
     "autoencoder_step": "autoencoder",

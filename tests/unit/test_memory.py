@@ -10,7 +10,7 @@ from psdrl import configure
 from psdrl.cost.work import memory
 from psdrl.envs.vector import EnvSpec
 from tests.helpers import largest_tensor
-from tests.test_parity import make
+from tests.kernels.test_parity import make
 
 SIZES = {
     "kind": "vector",

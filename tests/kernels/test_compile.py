@@ -7,8 +7,8 @@ import torch
 
 from psdrl.errors import UserError
 from psdrl.runtime.execution import check_compiler
-from tests.test_graphs import with_graphs
-from tests.test_parity import LOCAL, distance, make, parameters
+from tests.kernels.test_graphs import with_graphs
+from tests.kernels.test_parity import LOCAL, distance, make, parameters
 
 
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="Inductor needs a C++ compiler")

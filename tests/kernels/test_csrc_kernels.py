@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from psdrl.kernels.posterior import reference
-from tests.test_csrc_posterior import gamma, randn, variances, within, zeros
+from tests.kernels.test_csrc_posterior import gamma, randn, variances, within, zeros
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CSRC, HOST = ROOT / "csrc", ROOT / "tests" / "host"
 ORDERS = {"backward": 1, "shuffled": 2}  # forward is 0
 CXX = shutil.which("c++") or shutil.which("g++")

@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from psdrl.agents.psdrl.acting import Actor
 from psdrl.runtime.execution import Execution, optimiser_state
 from psdrl.runtime.graphs import WARM_UP, Captured, Cuda
+from tests.kernels.test_parity import LOCAL, make, parameters
 from tests.recorder import CudnnRules, StandIn, as_on_a_gpu
-from tests.test_parity import LOCAL, make, parameters
 
 SIZES = {
     "image": {"kind": "image", "actions": 3, "replay": {"batch": 4, "length": 10}, "chunk_rows": 1000},

@@ -17,7 +17,7 @@ from psdrl.kernels.gru_actions import gru_actions
 from psdrl.kernels.linear_tanh import linear, linear_tanh
 from psdrl.kernels.tanh_dot import tanh_dot
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 FUNCTIONS: dict[str, Any] = {
     "gru_actions": gru_actions,
     "linear": linear,

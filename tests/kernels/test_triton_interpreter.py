@@ -17,6 +17,7 @@ import pytest
 from filelock import FileLock  # torch needs it too
 
 pytest.importorskip("triton", reason="the kernels need Triton")
+ROOT = Path(__file__).parents[2]
 CHECKS = Path(__file__).with_name("triton_checks.py")
 # Read, not imported: to import it is to import Triton.
 NAMES = [
@@ -50,7 +51,7 @@ def run_child(names: list[str], folder: Path) -> None:
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     for name in [name for name in environment if name.startswith("PYTEST_")]:  # those of an outer xdist worker
         del environment[name]
-    run = subprocess.run(command, cwd=CHECKS.parent.parent, env=environment, capture_output=True, text=True)
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     (folder / "output.txt").write_text(f"{run.returncode}\n{run.stdout}{run.stderr}", encoding="utf-8")
 
 

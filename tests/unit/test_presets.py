@@ -42,7 +42,7 @@ def test_preset_is_the_one_of_the_published_results(run: str) -> None:
         or (found[name], type(found[name])) != (table[name], type(table[name]))
     ]
     assert not different, (
-        f"The preset of {run} has changed, and published results rest on it. If meant, change tests/{PINNED.name} "
+        f"The preset of {run} has changed, and published results rest on it. If meant, change tests/unit/{PINNED.name} "
         "too, and measure results/ anew or say that they belong to the old preset:\n" + "\n".join(different)
     )
 

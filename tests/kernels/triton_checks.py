@@ -366,7 +366,7 @@ def test_a_whole_update_on_every_backend() -> None:
 def test_the_start_up_checks(precision: str, states: int) -> None:
     """They let the kernels pass, with widths that no tile divides and with strided rows."""
     from psdrl.kernels import checks
-    from tests.test_checks import calls
+    from tests.kernels.test_checks import calls
 
     strided = torch.empty(3 * states, 76, device="meta")[:, :68]
     chosen = [*calls(35, states), checks.Call.of("linear", strided, torch.empty(9, 68, device="meta"))]
@@ -381,7 +381,7 @@ def test_a_launch_that_does_nothing_is_found(monkeypatch: pytest.MonkeyPatch) ->
     from psdrl.kernels import checks
     from psdrl.kernels.greedy import triton_kernel as greedy_kernel
     from psdrl.kernels.gru_actions import triton_kernel as gru_kernel
-    from tests.test_checks import calls
+    from tests.kernels.test_checks import calls
 
     class Idle:
         def __getitem__(self, grid: Any) -> Callable[..., None]:

@@ -18,8 +18,8 @@ from psdrl.cost.sizes import Sizes
 from psdrl.envs.vector import EnvSpec
 from psdrl.errors import UserError
 from tests.helpers import largest_tensor
-from tests.test_memory import Allocations
-from tests.test_parity import LOCAL, make
+from tests.kernels.test_parity import LOCAL, make
+from tests.unit.test_memory import Allocations
 
 GRIDS = {"channels-last": Places(4, 5, 3, True), "planes": Places(4, 5, 3, False), "one-place": Places(1, 1, 2, True)}
 

@@ -22,7 +22,7 @@ from psdrl.run.loop import train
 from tests.conftest import Run
 
 SMALL = ["--env", "deepsea-4", "--preset", "debug", "--device", "cpu"]
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def metrics(logdir: Path) -> list[dict[str, float]]:

@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.test_package import BLOCKER
+from tests.runs.test_package import BLOCKER
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CPU = {path.name for path in (ROOT / "csrc").glob("*.cpp")}
 CUDA = {path.name for path in (ROOT / "csrc").glob("*.cu")}
 NO_TORCH = f'BLOCKED = {{"torch"}}\n{BLOCKER}'

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 # Each room may import from rooms before it and from its own; rooms of one line do not know each other.
 ORDER = (
     ("psdrl.errors", "psdrl.version"),

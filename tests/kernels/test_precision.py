@@ -9,7 +9,7 @@ from psdrl.agents.psdrl.lookahead.factored import predict
 from psdrl.errors import UserError
 from psdrl.runtime import device, execution
 from psdrl.runtime.execution import Execution
-from tests.test_parity import LOCAL, make, parameters
+from tests.kernels.test_parity import LOCAL, make, parameters
 
 SIZES = {"kind": "image", "actions": 3, "replay": {"batch": 8, "length": 8}, "chunk_rows": 1000}
 

@@ -17,7 +17,7 @@ from psdrl.kernels.checks import lookahead, rounding
 from psdrl.kernels.checks import posterior as posterior_checks
 from psdrl.kernels.checks.calls import ROWS, Argument, Call
 from psdrl.kernels.posterior import native, reference
-from tests.test_parity import LOCAL, make
+from tests.kernels.test_parity import LOCAL, make
 
 CPU = torch.device("cpu")
 PRECISIONS: tuple[rounding.Precision, ...] = ("fp32", "tf32", "bf16")

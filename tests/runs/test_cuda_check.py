@@ -11,7 +11,7 @@ import pytest
 from tests.hollow.design import pairwise
 from tests.hollow.runs import Outcome, Run, judge
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 VENV = Path(os.environ.get("PSDRL_CUDA_VENV") or ROOT / ".cuda-venv")
 QUIET = {
     "launches": 0, "captures": 0, "failed_captures": 0, "empty_captures": 0, "nodes": 0, "graphs": 0,

@@ -14,7 +14,7 @@ import pytest
 from psdrl.experiments import figures, learn, records
 from psdrl.experiments.records import Damaged, Run
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def make(**changes) -> Run:
