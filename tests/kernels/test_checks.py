@@ -9,6 +9,7 @@ from torch import Tensor
 
 from psdrl.agents.psdrl.agent import PsdrlAgent
 from psdrl.agents.psdrl.kernel_calls import KernelCalls, check_kernels
+from psdrl.agents.psdrl.synthetic import debug_agent
 from psdrl.agents.registry import configure
 from psdrl.envs.vector import EnvSpec
 from psdrl.errors import UserError
@@ -17,7 +18,8 @@ from psdrl.kernels.checks import lookahead, rounding
 from psdrl.kernels.checks import posterior as posterior_checks
 from psdrl.kernels.checks.calls import ROWS, Argument, Call
 from psdrl.kernels.posterior import native, reference
-from tests.kernels.test_parity import LOCAL, make
+from tests.helpers import LOCAL
+from tests.kernels.inputs import calls, empty
 
 CPU = torch.device("cpu")
 PRECISIONS: tuple[rounding.Precision, ...] = ("fp32", "tf32", "bf16")
@@ -39,25 +41,6 @@ def _restored(monkeypatch):
     yield
     for entry in dispatch.operations.values():
         entry.direct = False
-
-
-def empty(*shape: int) -> Tensor:
-    return torch.empty(shape, device="meta")
-
-
-def calls(inner: int = 33, states: int = 1, actions: int = 3) -> list[Call]:
-    """Every operation, for few rows (acting) or many."""
-    rows, table = states * actions, empty(states, actions)
-    layer = empty(rows, inner), empty(inner + 1, inner), empty(inner + 1)
-    wide = empty(states, 3 * inner)
-    return [
-        Call.of("linear", *layer),
-        Call.of("linear_tanh", *layer, empty(states, inner + 1), empty(actions, inner + 1)),
-        Call.of("tanh_dot", *layer, empty(1, inner + 1), empty(1)),
-        Call.of("gru_actions", wide, wide, empty(actions, 3 * inner), empty(states, inner)),
-        *(Call.of(name, table, table, table, 0.99, 0.5) for name in ("one_step_returns", "best_return")),
-        Call.of("greedy_action", table, table, table, 0.99, 0.5, table),
-    ]
 
 
 def replaced(monkeypatch: pytest.MonkeyPatch, operation: str, kernel: Any) -> None:
@@ -284,8 +267,8 @@ def test_a_run_makes_no_other_calls(kind, monkeypatch):
         shapes = [x.shape if isinstance(x, Argument) else x for x in call.with_states(1).arguments]
         return call.operation, *shapes, unit(call) if call.operation in PRODUCTS else 0
 
-    local = {"forward": LOCAL, "termination": {"local": True, "predicted": True}} if kind == "grid" else {}
-    agent: PsdrlAgent = make("fast", torch.float32, kind=kind, actions=3, **local)
+    local: Any = {"forward": LOCAL, "termination": {"local": True, "predicted": True}} if kind == "grid" else {}
+    agent: PsdrlAgent = debug_agent("fast", torch.float32, kind=kind, actions=3, **local)
     made: dict[Call, None] = {}
     serve = dispatch.Operation.serve
 

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from psdrl.kernels.posterior import reference
-from tests.kernels.test_csrc_posterior import gamma, randn, variances, within, zeros
+from tests.kernels.inputs import gamma, variances, within, zeros
+from tests.kernels.inputs import randn64 as randn
 
 ROOT = Path(__file__).parents[2]
 CSRC, HOST = ROOT / "csrc", ROOT / "tests" / "host"

@@ -13,32 +13,12 @@ from psdrl.agents.psdrl.regression import Statistics
 from psdrl.kernels import posterior as native
 from psdrl.kernels.posterior import reference, unavailable
 from tests.helpers import small_config
+from tests.kernels.inputs import gamma, variances, within, zeros
+from tests.kernels.inputs import randn64 as randn
 
 CPU = torch.device("cpu")
-UNIT = torch.finfo(torch.float64).eps / 2
 WHY_NOT = unavailable(CPU)
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
-
-
-def gamma(n: int) -> float:
-    return n * UNIT / (1 - n * UNIT)
-
-
-def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
-
-
-def zeros(*shape: int) -> Tensor:
-    return torch.zeros(shape, dtype=torch.float64)
-
-
-def variances(*values: float) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def within(error: Tensor, bound: Tensor, what: str) -> None:
-    worst = (error.abs() / bound.clamp(min=1e-300)).max().item() if error.numel() else 0.0
-    assert worst <= 1, f"{what}: error is {worst:.2f} times the rounding bound"
 
 
 def ill_conditioned(kind: str, k: int = 40) -> Tensor:

@@ -10,16 +10,9 @@ from torch.nn import functional as F
 from psdrl.kernels.extension import missing
 from psdrl.kernels.gru_actions import reference as gru_reference
 from psdrl.kernels.linear_tanh import aten, reference
+from tests.kernels.inputs import error, randn
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
-
-
-def randn(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def error(tensor, exact):
-    return float((tensor.double() - exact).norm() / exact.norm())
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 3, 4, 5, 6, 7, 10])

@@ -16,6 +16,7 @@ from psdrl.kernels.greedy import best_return, greedy_action, one_step_returns
 from psdrl.kernels.gru_actions import gru_actions
 from psdrl.kernels.linear_tanh import linear, linear_tanh
 from psdrl.kernels.tanh_dot import tanh_dot
+from tests.helpers import BLOCKER
 
 ROOT = Path(__file__).parents[2]
 FUNCTIONS: dict[str, Any] = {
@@ -137,16 +138,9 @@ def test_torch_compile_traces_through(name: str, rows: int) -> None:
         torch.testing.assert_close(compiled(*inputs), FUNCTIONS[name](*inputs))
 
 
-BLOCKER = """
-class Blocker:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "triton":
-            raise ModuleNotFoundError("No module named 'triton'", name="triton")
-sys.meta_path.insert(0, Blocker())
-"""
 # A state of Triton: what a package of this name contains, or what is done before psdrl is imported; and the reason.
 WITHOUT = {
-    "uninstalled": ("", BLOCKER, "Triton is not installed"),
+    "uninstalled": ("", f'BLOCKED = {{"triton"}}\n{BLOCKER}', "Triton is not installed"),
     "broken library": ("raise ImportError('libtriton.so: undefined symbol')", "", "libtriton.so: undefined symbol"),
     "broken otherwise": ("raise OSError('no space')", "", "Triton does not import (OSError: no space)"),
     "half installed": ("import triton.language", "", "Triton does not import (No module named 'triton.language')"),

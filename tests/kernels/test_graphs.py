@@ -2,6 +2,7 @@
 
 import gc
 import logging
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,13 +10,15 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from bench.parity import parameters
 from psdrl.agents.psdrl.acting import Actor
-from psdrl.runtime.execution import Execution, optimiser_state
-from psdrl.runtime.graphs import WARM_UP, Captured, Cuda
-from tests.kernels.test_parity import LOCAL, make, parameters
-from tests.recorder import CudnnRules, StandIn, as_on_a_gpu
+from psdrl.agents.psdrl.synthetic import debug_agent
+from psdrl.runtime.execution import optimiser_state
+from psdrl.runtime.graphs import WARM_UP, Captured
+from tests.helpers import LOCAL
+from tests.recorder import CudnnRules, StandIn, stand_in, with_graphs
 
-SIZES = {
+SIZES: dict[str, dict[str, Any]] = {
     "image": {"kind": "image", "actions": 3, "replay": {"batch": 4, "length": 10}, "chunk_rows": 1000},
     "vector": {"kind": "vector", "actions": 2, "replay": {"batch": 3, "length": 9}, "chunk_rows": 1000},
     "small chunks": {"kind": "vector", "actions": 3, "replay": {"batch": 4, "length": 10}, "chunk_rows": 24},
@@ -27,21 +30,6 @@ SIZES = {
         "chunk_rows": 1000,
     },
 }
-
-
-def stand_in():
-    """Streams and graphs of a GPU that is not the current one, and what they ask for."""
-    cuda = StandIn()
-    return Cuda(torch.device("cpu"), cuda), cuda
-
-
-def with_graphs(agent, precision="fp32"):
-    """The agent as on a GPU, with a recording device under its steps."""
-    primitives, recording = stand_in()
-    agent.execution = Execution(agent.device, agent.config.compile, True, precision, primitives)
-    agent.actors = [Actor(agent, agent.config.num_envs, 1)]
-    agent.update = as_on_a_gpu(agent.update)
-    return recording
 
 
 def close(x, y):
@@ -61,7 +49,7 @@ def same(a, b):
 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 def test_captured_updates_equal_eager_ones(sizes):
-    eager, captured = (make("fast", torch.float64, **sizes) for _ in range(2))
+    eager, captured = (debug_agent("fast", torch.float64, **sizes) for _ in range(2))
     recording = with_graphs(captured)
     for _ in range(3):
         losses = eager.update(), captured.update()
@@ -71,18 +59,19 @@ def test_captured_updates_equal_eager_ones(sizes):
                 assert losses[1][name] == pytest.approx(value, rel=1e-9, abs=1e-12), name
     assert recording.calls.count("capture") == len(recording.all_graphs) == len(recording.graphs) + 1
     assert all(graph.recorder.operations for graph in recording.graphs), "a graph of the GPU that trains, not of GPU 0"
-    assert not any(step.failed for step in captured.execution._steps.values())
+    steps: dict[str, Any] = captured.execution._steps
+    assert not any(step.failed for step in steps.values())
     replays = sum(graph.replays for graph in recording.graphs)
     assert replays >= 3 * len(recording.graphs), "graphs are made once and used again"
 
 
 def test_blocks_and_their_remainders_are_graphs_of_their_own():
     """L = 10 in blocks of 4 leaves one of 2; windows of 4 leave one of 2; captured once each."""
-    agent = make("fast", torch.float64, **SIZES["image"], value={"target_every": 4})
+    agent = debug_agent("fast", torch.float64, **SIZES["image"], value={"target_every": 4})
     with_graphs(agent)
     agent.update()
     agent.update()
-    steps = agent.execution._steps
+    steps: dict[str, Any] = agent.execution._steps
     assert set(steps) == {"autoencoder", "window", "scan", "value"}
     assert {name: len(step.recorded) for name, step in steps.items()} == {
         "autoencoder": 1,
@@ -94,9 +83,10 @@ def test_blocks_and_their_remainders_are_graphs_of_their_own():
 
 def test_the_windows_have_two_branches(monkeypatch):
     """That they are joined the stand-in sees itself: unjoined work cannot be captured."""
-    agent = make("fast", torch.float64, **SIZES["vector"])
+    agent = debug_agent("fast", torch.float64, **SIZES["vector"])
     with_graphs(agent)
     primitives, forks = agent.execution.primitives, []
+    assert primitives is not None
     fork = primitives.fork
 
     def counted():
@@ -111,7 +101,7 @@ def test_the_windows_have_two_branches(monkeypatch):
 
 @pytest.mark.parametrize("kind", ["image", "vector"])
 def test_an_eager_update_keeps_cudnns_rules(kind):
-    agent = make("fast", torch.float64, **SIZES[kind])
+    agent = debug_agent("fast", torch.float64, **SIZES[kind])
     with CudnnRules():
         agent.update()
 
@@ -133,7 +123,7 @@ def test_cudnns_rules_refuse_a_gradient_in_evaluation_mode():
 @pytest.mark.parametrize("kind", ["image", "vector"])
 def test_captured_actions_equal_eager_ones(kind):
     """Also after updates, which move the sampled model; and with random actions, which advance the generator."""
-    eager, captured = (make("fast", torch.float64, **SIZES[kind]) for _ in range(2))
+    eager, captured = (debug_agent("fast", torch.float64, **SIZES[kind]) for _ in range(2))
     recording = with_graphs(captured)
     eager.actors = [Actor(eager, eager.config.num_envs, 1)]
     frames = eager.replay.observations[:12].numpy()
@@ -146,13 +136,14 @@ def test_captured_actions_equal_eager_ones(kind):
         if round_ < 2:
             eager.update()
             captured.update()
-    assert not captured.actor._run.failed
+    run: Any = captured.actor._run
+    assert not run.failed
     assert recording.graphs[0].replays == 12, "the actor's graph is captured once and serves every model"
 
 
 def test_the_plain_path_acts_on_the_newest_model_with_graphs_on():
     """It reads the sampled model itself, which moves with every draw: a graph would keep the old one."""
-    eager, captured = (make("plain", torch.float64, **SIZES["vector"]) for _ in range(2))
+    eager, captured = (debug_agent("plain", torch.float64, **SIZES["vector"]) for _ in range(2))
     with_graphs(captured)
     eager.actors = [Actor(eager, eager.config.num_envs, 1)]
     frames = eager.replay.observations[:8].numpy()
@@ -166,7 +157,7 @@ def test_the_plain_path_acts_on_the_newest_model_with_graphs_on():
 
 
 def test_a_resumed_agent_captures_again():
-    eager, captured = (make("fast", torch.float64, **SIZES["vector"]) for _ in range(2))
+    eager, captured = (debug_agent("fast", torch.float64, **SIZES["vector"]) for _ in range(2))
     with_graphs(captured)
     for agent in (eager, captured):
         agent.update()
@@ -176,7 +167,7 @@ def test_a_resumed_agent_captures_again():
 
 
 def test_fresh_value_with_graphs():
-    eager, captured = (make("fast", torch.float64, **SIZES["vector"], algo="fresh-value") for _ in range(2))
+    eager, captured = (debug_agent("fast", torch.float64, **SIZES["vector"], algo="fresh-value") for _ in range(2))
     with_graphs(captured)
     for _ in range(2):
         eager.update()
@@ -338,7 +329,7 @@ def test_an_update_reads_numbers_back_only_at_its_end(kind):
             self.names.append(func._schema.name)
             return func(*args, **(kwargs or {}))
 
-    agent = make("fast", torch.float32, **SIZES[kind])
+    agent = debug_agent("fast", torch.float32, **SIZES[kind])
     with Order() as order:
         agent.update()
     first = order.names.index("aten::_local_scalar_dense")

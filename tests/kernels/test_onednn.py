@@ -4,7 +4,7 @@ import pytest
 from torch.profiler import ProfilerActivity, profile
 
 from psdrl.kernels.linear_tanh import aten, reference
-from tests.kernels.test_csrc_rows import error, randn
+from tests.kernels.inputs import error, randn
 
 pytestmark = pytest.mark.skipif(not aten.ONEDNN, reason="torch has no oneDNN here")
 

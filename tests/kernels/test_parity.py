@@ -1,20 +1,19 @@
 """The fast path against the plain one, phase by phase and over whole updates, from the same state."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
-from psdrl import configure
+from bench.parity import distance, parameters, run_phase
 from psdrl.agents.psdrl import learning, planning
-from psdrl.agents.psdrl.agent import PATHS
 from psdrl.agents.psdrl.lookahead import reference
-from psdrl.agents.psdrl.regression import Statistics
-from psdrl.envs.vector import EnvSpec
+from psdrl.agents.psdrl.synthetic import debug_agent
 from psdrl.runtime.execution import Execution
-from tests.helpers import agent_of, fast_lookahead
+from tests.helpers import LOCAL, fast_lookahead
 
-LOCAL = {"local": True, "feature_activation": "tanh"}
-CASES = {
+CASES: dict[str, dict[str, Any]] = {
     "image-3-actions": {"actions": 3},
     "one-action": {"kind": "vector", "actions": 1},
     "18-actions-tiny-chunks": {"actions": 18, "chunk_rows": 5},
@@ -88,45 +87,9 @@ CASES = {
 }
 
 
-def make(path, dtype, kind="image", actions=3, lengths=(9, 12, 30, 1), different=None, **settings):
-    """An agent with a few random episodes, of all or a few different observations; equal for every path and dtype."""
-    shape, observed = ((1, 64, 64), "uint8") if kind == "image" else ((11,), "float32")
-    grid = (4, 3, 2) if kind == "grid" else None
-    if grid:
-        kind, shape = "vector", (24,)
-    config = configure(env="synthetic", preset="debug", update_path=path, device="cpu", **settings)
-    agent = agent_of(config, EnvSpec("synthetic", kind, shape, observed, actions, "none", grid), dtype)
-    rng = np.random.default_rng(1)
-    for number, length in enumerate(lengths):
-        env = number % config.num_envs
-        drawn = np.random.default_rng(2) if different else rng  # the same few in every episode
-        size = (different or length + 1, *shape)
-        frames = drawn.integers(0, 256, size) if kind == "image" else drawn.normal(size=size)
-        if different:
-            frames = frames[rng.integers(different, size=length + 1)]
-        agent.replay.start(env, frames[0].astype(observed))
-        for t in range(length):
-            action = int(rng.integers(actions))
-            reward = float(rng.integers(2)) if different else float(rng.normal())
-            agent.replay.add(env, action, reward, frames[t + 1].astype(observed), t == length - 1, False)
-    return agent
-
-
-def parameters(agent):
-    """Everything an update changes."""
-    state = {name: tensor for name, tensor in agent.models.state_dict().items() if tensor.numel()}
-    return state | {"sample": agent.model.weight, "mean": agent.posterior.mean}
-
-
-def distance(tensor, other):
-    """Relative L2 distance, in float64."""
-    tensor, other = tensor.double(), other.double()
-    return float((tensor - other).norm() / other.norm().clamp(min=1e-300))
-
-
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_updates_agree_in_float64(case):
-    plain, fast = make("plain", torch.float64, **case), make("fast", torch.float64, **case)
+    plain, fast = debug_agent("plain", torch.float64, **case), debug_agent("fast", torch.float64, **case)
     for _ in range(3):
         plain_metrics, fast_metrics = plain.update(), fast.update()
     for name, tensor in parameters(fast).items():
@@ -139,8 +102,8 @@ def test_updates_agree_in_float64(case):
 
 @pytest.mark.parametrize("table", [2**29, 10_000, 1], ids=["all batches", "some batches", "one batch"])
 def test_each_state_is_predicted_once_as_far_as_memory_goes(table, monkeypatch):
-    case = {"value": {"start": "episode", "iterations": 5, "target_every": 3}, "chunk_rows": 40}
-    plain, fast = make("plain", torch.float64, **case), make("fast", torch.float64, **case)
+    case: dict[str, Any] = {"value": {"start": "episode", "iterations": 5, "target_every": 3}, "chunk_rows": 40}
+    plain, fast = debug_agent("plain", torch.float64, **case), debug_agent("fast", torch.float64, **case)
     rows, predict = [], planning.predict
 
     def counted(*args):
@@ -157,30 +120,10 @@ def test_each_state_is_predicted_once_as_far_as_memory_goes(table, monkeypatch):
     assert max(rows) <= 40 // 3
 
 
-def run_phase(agent, phase):
-    """One phase of an update, from the agent's initial state; the sampled model comes from the prior."""
-    path = PATHS[agent.config.update_path]
-    common = (agent.models, agent.optimisers)
-    how = (agent.execution,) if agent.config.update_path == "fast" else ()
-    if phase == "autoencoder":
-        path.train_autoencoder(*common, agent.replay, agent.batch, agent.config, *how)
-        return parameters(agent)
-    latents = path.encode_buffer(agent.models, agent.replay, *how)
-    if phase == "forward":
-        path.train_forward(*common, latents, agent.batch, agent.config, *how)
-    elif phase == "posterior":
-        data = path.buffer_statistics(agent.models, agent.replay, latents, *how)
-        assert isinstance(data, Statistics)
-        return {"gram": data.lower.tril(), "cross": data.cross, "squares": data.squares}
-    elif phase == "value":
-        path.train_value(*common, latents, agent.batch, agent.model, agent.config, None, *how)
-    return parameters(agent)
-
-
 @pytest.mark.parametrize("phase", ["autoencoder", "forward", "posterior", "value"])
 def test_float32_is_as_exact_as_the_plain_path(phase):
     # At these widths rounding errors average out enough for a ratio of two of them to mean something.
-    sizes = {
+    sizes: dict[str, Any] = {
         "actions": 6,
         "lengths": (40, 60, 25),
         "forward": {"units": 64, "recurrent": 32, "layers": 4},
@@ -188,9 +131,9 @@ def test_float32_is_as_exact_as_the_plain_path(phase):
         "replay": {"batch": 16, "length": 22},
         "posterior": {"prior_latent": 1.0, "prior_reward": 1.0},
     }
-    exact = run_phase(make("plain", torch.float64, **sizes), phase)
-    plain = run_phase(make("plain", torch.float32, **sizes), phase)
-    fast = run_phase(make("fast", torch.float32, **sizes), phase)
+    exact = run_phase(debug_agent("plain", torch.float64, **sizes), phase)
+    plain = run_phase(debug_agent("plain", torch.float32, **sizes), phase)
+    fast = run_phase(debug_agent("fast", torch.float32, **sizes), phase)
     for name, tensor in exact.items():
         allowed = 2 * distance(plain[name], tensor)
         assert distance(fast[name], tensor) <= allowed, (name, allowed)
@@ -199,13 +142,13 @@ def test_float32_is_as_exact_as_the_plain_path(phase):
 @pytest.mark.parametrize("actions", [1, 2, 6, 18])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_lookahead_agrees(actions, dtype):
-    agent = make("fast", dtype, actions=actions, forward={"units": 50, "recurrent": 23})
+    agent = debug_agent("fast", dtype, actions=actions, forward={"units": 50, "recurrent": 23})
     models = agent.models
     generator = torch.Generator().manual_seed(0)
     z = torch.randn(13, models.autoencoder.latent_size, generator=generator).to(dtype)
     h = torch.randn(13, 23, generator=generator).to(dtype)
     arguments = (models.forward_model, agent.model, models.termination, models.value, z, h, 0.9, 0.5)
-    exact_agent = make("fast", torch.float64, actions=actions, forward={"units": 50, "recurrent": 23})
+    exact_agent = debug_agent("fast", torch.float64, actions=actions, forward={"units": 50, "recurrent": 23})
     m = exact_agent.models
     with torch.no_grad():
         exact = reference.lookahead(
@@ -221,7 +164,7 @@ def test_lookahead_agrees(actions, dtype):
 
 @pytest.mark.parametrize("num_envs", [1, 3])
 def test_acting_agrees(num_envs):
-    agents = [make(path, torch.float64, num_envs=num_envs, actions=6) for path in ("plain", "fast")]
+    agents = [debug_agent(path, torch.float64, num_envs=num_envs, actions=6) for path in ("plain", "fast")]
     for agent in agents:
         agent.update()
     rng = np.random.default_rng(0)
@@ -233,7 +176,7 @@ def test_acting_agrees(num_envs):
 
 
 def test_each_frame_is_encoded_once_per_update(monkeypatch):
-    agent = make("fast", torch.float32, chunk_rows=7)
+    agent = debug_agent("fast", torch.float32, chunk_rows=7)
     encoded = []
     encode = agent.models.autoencoder.encode
 
@@ -248,7 +191,7 @@ def test_each_frame_is_encoded_once_per_update(monkeypatch):
 
 
 def test_encoded_buffer_is_right_in_every_stored_slot():
-    agent = make("fast", torch.float64)
+    agent = debug_agent("fast", torch.float64)
     table = learning.encode_buffer(agent.models, agent.replay, Execution(agent.device, chunk_rows=4))
     for slot in agent.replay.stored_slots():
         with torch.no_grad():
@@ -258,7 +201,7 @@ def test_encoded_buffer_is_right_in_every_stored_slot():
 
 def test_a_new_sample_is_folded_anew():
     """The folded weights live on the sample: a stale fold would plan in the previous model."""
-    agent = make("fast", torch.float64)
+    agent = debug_agent("fast", torch.float64)
     agent.update()
     first = agent.models.forward_model.fold(agent.model)
     agent.update()

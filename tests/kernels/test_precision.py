@@ -1,17 +1,20 @@
 """--precision bf16: what it does to planning targets, and that everything but the networks stays as it was."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from bench.parity import parameters
 from psdrl.agents.psdrl.lookahead.factored import predict
+from psdrl.agents.psdrl.synthetic import debug_agent
 from psdrl.errors import UserError
 from psdrl.runtime import device, execution
 from psdrl.runtime.execution import Execution
-from tests.kernels.test_parity import LOCAL, make, parameters
+from tests.helpers import LOCAL
 
-SIZES = {"kind": "image", "actions": 3, "replay": {"batch": 8, "length": 8}, "chunk_rows": 1000}
+SIZES: dict[str, Any] = {"kind": "image", "actions": 3, "replay": {"batch": 8, "length": 8}, "chunk_rows": 1000}
 
 
 def targets(agent, how):
@@ -28,7 +31,7 @@ def targets(agent, how):
 @pytest.mark.parametrize("skip", [False, True], ids=["", "skip"])
 def test_bf16_planning_targets_are_bounded(skip):
     """Within 3 % of the targets' scale: bfloat16 keeps 8 bits, and a lookahead is a few products deep."""
-    agent = make("fast", torch.float32, **SIZES, forward={"skip": skip})
+    agent = debug_agent("fast", torch.float32, **SIZES, forward={"skip": skip})
     for _ in range(3):
         agent.update()
     exact = targets(agent, Execution(agent.device))
@@ -48,7 +51,7 @@ def test_updates_in_bf16(kind, skip):
         "forward": {"skip": skip, **local},
         "termination": {"local": bool(local), "predicted": bool(local)},
     }
-    exact, rough = (make("fast", torch.float32, **sizes) for _ in range(2))
+    exact, rough = (debug_agent("fast", torch.float32, **sizes) for _ in range(2))
     rough.execution = Execution(rough.device, precision="bf16")
     losses = exact.update(), rough.update()
     rough.update()
@@ -65,7 +68,7 @@ def test_updates_in_bf16(kind, skip):
 
 
 def test_compiled_bf16():
-    eager, compiled = (make("fast", torch.float32, **(SIZES | {"kind": "vector"})) for _ in range(2))
+    eager, compiled = (debug_agent("fast", torch.float32, **(SIZES | {"kind": "vector"})) for _ in range(2))
     eager.execution = Execution(eager.device, precision="bf16")
     compiled.execution = Execution(compiled.device, compile=True, precision="bf16")
     first = eager.update(), compiled.update()
@@ -77,8 +80,8 @@ def test_a_cpu_that_cannot_is_refused(monkeypatch):
     """Where oneDNN would end the process, as on virtual machines that promise AMX and refuse it."""
     monkeypatch.setattr(execution, "bf16_on_cpu", lambda: "this CPU cannot")
     with pytest.raises(UserError, match="--precision bf16 cannot run: this CPU cannot, or use --precision fp32"):
-        make("fast", torch.float32, precision="bf16")
-    make("fast", torch.float32, precision="fp32")
+        debug_agent("fast", torch.float32, precision="bf16")
+    debug_agent("fast", torch.float32, precision="fp32")
 
 
 def test_amx_is_tried_where_it_is_promised(monkeypatch):

@@ -339,7 +339,8 @@ def test_lookahead(count: int) -> None:
 def updated(backend: dispatch.Backend, dtype: torch.dtype) -> tuple[Tensor, list[int]]:
     """An agent's parameters after one whole update on the same memory, and the actions it then takes."""
     from psdrl.agents.psdrl.agent import PsdrlAgent
-    from tests.helpers import add_episode, small_config, vector_spec
+    from psdrl.agents.psdrl.synthetic import add_episode
+    from tests.helpers import small_config, vector_spec
 
     with dispatch.force(backend):
         agent = PsdrlAgent(small_config(seed=3, replay={"batch": 3, "length": 5}), vector_spec(), dtype)
@@ -366,7 +367,7 @@ def test_a_whole_update_on_every_backend() -> None:
 def test_the_start_up_checks(precision: str, states: int) -> None:
     """They let the kernels pass, with widths that no tile divides and with strided rows."""
     from psdrl.kernels import checks
-    from tests.kernels.test_checks import calls
+    from tests.kernels.inputs import calls
 
     strided = torch.empty(3 * states, 76, device="meta")[:, :68]
     chosen = [*calls(35, states), checks.Call.of("linear", strided, torch.empty(9, 68, device="meta"))]
@@ -381,7 +382,7 @@ def test_a_launch_that_does_nothing_is_found(monkeypatch: pytest.MonkeyPatch) ->
     from psdrl.kernels import checks
     from psdrl.kernels.greedy import triton_kernel as greedy_kernel
     from psdrl.kernels.gru_actions import triton_kernel as gru_kernel
-    from tests.kernels.test_checks import calls
+    from tests.kernels.inputs import calls
 
     class Idle:
         def __getitem__(self, grid: Any) -> Callable[..., None]:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.runs.test_package import BLOCKER
+from tests.helpers import BLOCKER
 
 ROOT = Path(__file__).parents[2]
 CPU = {path.name for path in (ROOT / "csrc").glob("*.cpp")}

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers import BLOCKER
+
 ROOT = Path(__file__).parents[2]
 SOURCES = [
     path
@@ -18,16 +20,6 @@ SOURCES = [
     for path in sorted((ROOT / folder).rglob("*.py"))
     if "psdrl/kernels" not in str(path.relative_to(ROOT))
 ]
-
-# Makes packages look as if they were not installed: neither found nor importable.
-BLOCKER = """
-import importlib.machinery, sys
-class Blocked(importlib.machinery.PathFinder):
-    @classmethod
-    def find_spec(cls, name, path=None, target=None):
-        return None if name.split(".")[0] in BLOCKED else super().find_spec(name, path, target)
-sys.meta_path = [Blocked if finder is importlib.machinery.PathFinder else finder for finder in sys.meta_path]
-"""
 
 
 def outside(code: str, folder: Path) -> subprocess.CompletedProcess[str]:

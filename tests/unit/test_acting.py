@@ -8,9 +8,10 @@ from numpy.typing import NDArray
 import psdrl
 from psdrl.agents.psdrl.acting import Actor, greedy
 from psdrl.agents.psdrl.agent import PsdrlAgent
+from psdrl.agents.psdrl.synthetic import add_episode
 from psdrl.envs import make_env
 from psdrl.run.evaluation import evaluate
-from tests.helpers import Array, add_episode, hand_hidden, hand_returns, small_agent, small_config, vector_spec
+from tests.helpers import Array, hand_hidden, hand_returns, small_agent, small_config, vector_spec
 
 CHI2_999 = {1: 10.83, 2: 13.82, 3: 16.27}  # 99.9% quantiles by degrees of freedom
 

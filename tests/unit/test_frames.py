@@ -1,6 +1,8 @@
 """Replay of frame stacks, against an oracle that keeps whole stacks in plain lists."""
 
+import resource
 from collections import Counter
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -184,8 +186,15 @@ def test_masks_take_a_bit_each_and_default_to_all() -> None:
     assert everything(replay).masks.tolist() == [[1.0] * 9]
 
 
+def resident_bytes() -> int:
+    """Memory that this process takes up now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="Linux says there what a process takes up")
 def test_a_million_frames_of_84_x_84_in_less_than_7_1_gb() -> None:
     """And nothing of it is taken before it is written: this machine need not have it."""
+    before = resident_bytes()
     replay = FrameReplay(1_000_000, 1, (1, 84, 84), "uint8", 4, 9)
     assert 1_000_000 * 84 * 84 < replay.frames.nbytes <= 7.1e9
     small = [getattr(replay, name) for name in ("actions", "rewards", "terminated", "masks", "followed", "before")]
@@ -193,6 +202,7 @@ def test_a_million_frames_of_84_x_84_in_less_than_7_1_gb() -> None:
     replay.start(0, np.full((1, 84, 84), 7, np.uint8))
     replay.add(0, 1, 1.0, np.full((1, 84, 84), 8, np.uint8), True)
     assert replay.sample(2, np.random.default_rng(0)).frames.amax((2, 3, 4)).tolist() == [[0, 0, 0, 7, 8]] * 2
+    assert resident_bytes() - before < 500e6
 
 
 @pytest.mark.parametrize("steps", [7, 300], ids=["ring not full", "ring full"])

@@ -13,11 +13,11 @@ from psdrl.agents.psdrl.encoder import Autoencoder
 from psdrl.agents.psdrl.learning import forward_loss, make_optimisers
 from psdrl.agents.psdrl.models import Models
 from psdrl.agents.psdrl.settings import PsdrlConfig
+from psdrl.agents.psdrl.synthetic import add_episode
 from psdrl.envs.vector import EnvSpec
 from psdrl.replay.episodes import Batch, Replay
 from tests.helpers import (
     Array,
-    add_episode,
     count_steps,
     filled_replay,
     hand_features,

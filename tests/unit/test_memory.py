@@ -1,18 +1,16 @@
 """Memory of an update: bounded by the chunk size, and as the cost model says."""
 
-import weakref
+from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from psdrl import configure
+from psdrl.agents.psdrl.synthetic import debug_agent
 from psdrl.cost.work import memory
 from psdrl.envs.vector import EnvSpec
-from tests.helpers import largest_tensor
-from tests.kernels.test_parity import make
+from tests.helpers import Allocations, largest_tensor
 
-SIZES = {
+SIZES: dict[str, Any] = {
     "kind": "vector",
     "actions": 7,
     "forward": {"units": 96, "recurrent": 40, "layers": 4},
@@ -22,33 +20,8 @@ SIZES = {
 }
 
 
-class Allocations(TorchDispatchMode):
-    """Bytes of live storages that operations made, their peak, and the largest tensor."""
-
-    def __init__(self):
-        super().__init__()
-        self.live = self.peak = self.largest = 0
-        self.known: weakref.WeakSet = weakref.WeakSet()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor):
-                storage = tensor.untyped_storage()
-                if storage not in self.known:
-                    self.known.add(storage)
-                    self.live += storage.nbytes()
-                    self.peak = max(self.peak, self.live)
-                    self.largest = max(self.largest, storage.nbytes())
-                    weakref.finalize(storage, self.release, storage.nbytes())
-        return result
-
-    def release(self, size):
-        self.live -= size
-
-
 def measured(lengths, chunk_rows):
-    agent = make("fast", torch.float32, lengths=lengths, chunk_rows=chunk_rows, **SIZES)
+    agent = debug_agent("fast", torch.float32, lengths=lengths, chunk_rows=chunk_rows, **SIZES)
     agent.update()  # optimiser states exist from now on
     with Allocations() as allocations:
         agent.update()

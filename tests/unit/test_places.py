@@ -14,12 +14,11 @@ from psdrl.agents.psdrl.lookahead import factored
 from psdrl.agents.psdrl.lookahead import grid as fast
 from psdrl.agents.psdrl.models import LocalFeatures, LocalForwardModel, LocalTanhNet
 from psdrl.agents.psdrl.regression import LocalStatistics
+from psdrl.agents.psdrl.synthetic import debug_agent
 from psdrl.cost.sizes import Sizes
 from psdrl.envs.vector import EnvSpec
 from psdrl.errors import UserError
-from tests.helpers import largest_tensor
-from tests.kernels.test_parity import LOCAL, make
-from tests.unit.test_memory import Allocations
+from tests.helpers import LOCAL, Allocations, largest_tensor
 
 GRIDS = {"channels-last": Places(4, 5, 3, True), "planes": Places(4, 5, 3, False), "one-place": Places(1, 1, 2, True)}
 
@@ -107,7 +106,7 @@ def test_tanh_net_is_a_convolution_with_a_maximum(places):
 def test_posterior_is_two_regressions(rule):
     """Places: 3 channels of all places as rows; reward: the maxima. By brute force, one row at a time."""
     settings = {"rule": rule, "prior_latent": 2.0, "prior_reward": 5.0, "noise_latent": 0.1, "noise_reward": 0.3}
-    agent = make("fast", torch.float64, kind="grid", forward={**LOCAL, "skip": True}, posterior=settings)
+    agent = debug_agent("fast", torch.float64, kind="grid", forward={**LOCAL, "skip": True}, posterior=settings)
     agent.update()
     model, replay, places = agent.models.forward_model, agent.replay, agent.models.forward_model.places
     assert places is not None
@@ -193,7 +192,7 @@ def test_minatar_is_a_grid_and_others_are_refused():
 
 def test_one_scale_for_all_places():
     """Each channel is standardised over all states and places; a reward weighs as much as all places together."""
-    agent = make(
+    agent = debug_agent(
         "fast", torch.float64, kind="grid", forward={**LOCAL, "reward_weight": 0}, latent={"standardise": True}
     )
     models, places = agent.models, agent.models.forward_model.places
@@ -249,7 +248,9 @@ def test_what_never_appeared_is_no_treasure():
 
 @pytest.mark.parametrize("skip", [False, True])
 def test_cost_model_counts_places(skip):
-    agent = make("fast", torch.float32, kind="grid", forward={**LOCAL, "skip": skip}, termination={"local": True})
+    agent = debug_agent(
+        "fast", torch.float32, kind="grid", forward={**LOCAL, "skip": skip}, termination={"local": True}
+    )
     sizes, models = Sizes.of(agent.config, agent.spec), agent.models
     for part, module in {"forward": models.forward_model, "termination": models.termination}.items():
         assert sizes.parameters[part] == sum(p.numel() for p in module.parameters() if p.ndim > 1), part

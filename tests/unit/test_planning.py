@@ -10,10 +10,10 @@ from psdrl.agents.psdrl.agent import PATHS, Path
 from psdrl.agents.psdrl.learning import make_optimisers
 from psdrl.agents.psdrl.models import ForwardModel, Models, SampledModel, TanhNet
 from psdrl.agents.psdrl.settings import PsdrlConfig
+from psdrl.agents.psdrl.synthetic import add_episode
 from psdrl.replay.episodes import Batch, Replay
 from tests.helpers import (
     Array,
-    add_episode,
     count_steps,
     filled_replay,
     hand_net,

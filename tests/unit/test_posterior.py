@@ -7,12 +7,12 @@ import torch
 from psdrl.agents.psdrl import oracle
 from psdrl.agents.psdrl.posterior import Posterior
 from psdrl.agents.psdrl.regression import Statistics
+from psdrl.agents.psdrl.synthetic import add_episode
 from psdrl.errors import UserError
 from psdrl.kernels.posterior import posterior_factor
 from psdrl.replay.episodes import Replay
 from tests.helpers import (
     Array,
-    add_episode,
     filled_replay,
     hand_features,
     hand_hidden,

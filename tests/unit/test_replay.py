@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import psdrl.replay.episodes
+from psdrl.agents.psdrl.synthetic import add_episode
 from psdrl.replay.episodes import Replay, on_device
-from tests.helpers import add_episode, filled_replay, small_agent, stored_episodes
+from tests.helpers import filled_replay, small_agent, stored_episodes
 
 
 def tagged_episode(replay: Replay, tag: int, length: int, end: str = "terminated", env: int = 0) -> None:

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from psdrl.agents.psdrl.agent import PATHS
-from tests.helpers import add_episode, small_agent
+from psdrl.agents.psdrl.synthetic import add_episode
+from tests.helpers import small_agent
 
 ORDER = ["train_autoencoder", "encode_buffer", "train_forward", "buffer_statistics", "fit", "draw", "train_value"]
 
