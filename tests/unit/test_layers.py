@@ -40,8 +40,13 @@ def room_of(module: str) -> str:
     return ".".join(module.split(".")[:2])
 
 
-def imported(path: Path) -> set[str]:
-    """Modules of psdrl that a file imports, wherever in the file."""
+def is_module(name: str) -> bool:
+    path = ROOT.joinpath(*name.split("."))
+    return path.is_dir() or path.with_suffix(".py").is_file()
+
+
+def all_imported(path: Path) -> set[str]:
+    """Modules that a file imports, wherever in the file; ruff sees to it that no import is relative."""
 
     def walk(node: ast.AST) -> None:
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
@@ -49,14 +54,19 @@ def imported(path: Path) -> set[str]:
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            names = {f"{node.module}.{alias.name}" for alias in node.names}
-            found.update(names if node.module == "psdrl" else {node.module})
+            for name in (f"{node.module}.{alias.name}" for alias in node.names):
+                found.add(name if node.module == "psdrl" or is_module(name) else node.module)
         for child in ast.iter_child_nodes(node):
             walk(child)
 
     found: set[str] = set()
     walk(ast.parse(path.read_text(encoding="utf-8")))
-    return {name for name in found if name.split(".")[0] == "psdrl"}
+    return found
+
+
+def imported(path: Path) -> set[str]:
+    """The modules of psdrl among them."""
+    return {name for name in all_imported(path) if name.split(".")[0] == "psdrl"}
 
 
 def room_imported(name: str) -> str:
@@ -94,3 +104,20 @@ def test_a_run_knows_agents_by_their_interface_only() -> None:
         for name in imported(path):
             if name.startswith("psdrl.agents"):
                 assert name in ("psdrl.agents.interface", "psdrl.agents.registry"), f"{module_of(path)} imports {name}"
+
+
+@pytest.mark.parametrize("folder", ["tests", "bench"])
+def test_nobody_imports_a_test(folder: str) -> None:
+    """What tests share lies in modules that are none; else one test's change is another's failure."""
+    paths = list((ROOT / folder).rglob("*.py"))
+    assert len(paths) > 10
+    for path in paths:
+        for name in all_imported(path):
+            assert not any(part.startswith("test_") for part in name.split(".")), f"{module_of(path)} imports {name}"
+
+
+def test_the_program_does_without_tests_and_benchmarks_without_tests() -> None:
+    for path in SOURCES:
+        assert not {"tests", "bench"} & {name.split(".")[0] for name in all_imported(path)}, module_of(path)
+    for path in (ROOT / "bench").rglob("*.py"):
+        assert "tests" not in {name.split(".")[0] for name in all_imported(path)}, module_of(path)
