@@ -1,0 +1,149 @@
+"""The reference of settings and presets, made from the dataclasses and their docstrings.
+
+Meanings are read from the sources by griffe, as they stand below each field; defaults are those of the class; what a
+preset changes is asked of the registry.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import griffe
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+from psdrl.agents import registry
+from psdrl.config import Config
+
+TITLES = {"psdrl": "PSDRL", "bootstrap": "Bootstrapped DQN"}
+SETTINGS = """# Settings
+
+Every setting is a flag of `psdrl train` and a keyword of `psdrl.configure`, where a group is a dictionary:
+`--value.discount 0.97` is `configure(value={"discount": 0.97})`. A switch is turned off by `--no-NAME`, in a group by
+`--GROUP.no-NAME`. Defaults are the paper's; [presets](presets.md) start from others. [paper] stands for the paper's
+hyperparameter table or text, [released] for a fact of the authors' code that the paper leaves out, [ours] for a choice
+of this implementation.
+"""
+PRESETS = """# Presets
+
+What each preset changes of the agent's defaults. `--preset auto` chooses by environment and device and says so at the
+start; any flag beside it overrides the preset's value.
+"""
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the two pages."""
+    files.append(File.generated(config, "reference/settings.md", content=settings_page()))
+    files.append(File.generated(config, "reference/presets.md", content=presets_page()))
+    return files
+
+
+def settings_page() -> str:
+    """Every setting once: those of every run, then each agent's own."""
+    parts = [SETTINGS, "## Every run\n", *groups(Config, ())]
+    for algo, title in TITLES.items():
+        settings = registry.entry(algo).settings
+        shared = tuple(field.name for field in dataclasses.fields(Config) if field.name != "preset")
+        parts += [f"## {title}: `--algo {algo}`\n", *groups(settings, shared)]
+    return "\n".join(parts)
+
+
+def groups(settings: type, without: tuple[str, ...]) -> Iterator[str]:
+    """A table of the single settings, then one of each group."""
+    values = settings()
+    nested = {}
+    single = {}
+    for field in dataclasses.fields(settings):
+        if field.name not in without:
+            (nested if dataclasses.is_dataclass(getattr(values, field.name)) else single)[field.name] = field
+    yield table(settings, values, list(single))
+    for name in nested:
+        value = getattr(values, name)
+        heading = " ".join((inspect.getdoc(type(value)) or "").split())
+        yield f"### `--{flag(name)}.*`\n\n{heading}\n"
+        yield table(type(value), value, [f.name for f in dataclasses.fields(value)], f"{name}.")
+
+
+def table(settings: type, values: Any, names: list[str], prefix: str = "") -> str:
+    """Flag, default and meaning."""
+    rows = [
+        f"| `--{flag(prefix + name)}` | {shown(getattr(values, name))} | {cell(meaning(settings, name))} |"
+        for name in names
+    ]
+    return "\n".join(["| flag | default | meaning |", "| --- | --- | --- |", *rows, ""])
+
+
+def meaning(settings: type, name: str) -> str:
+    """The docstring below a field, of the class that defines it."""
+    for owner in settings.__mro__:
+        if name in vars(owner).get("__annotations__", {}):
+            attribute = source(owner.__module__)[owner.__qualname__][name]
+            if attribute.docstring is None:
+                raise ValueError(f"{owner.__qualname__}.{name} has no docstring")
+            return attribute.docstring.value
+    raise AttributeError(name)
+
+
+@cache
+def source(module: str) -> griffe.Object | griffe.Alias:
+    """A module, read and not run."""
+    return griffe.load(module)
+
+
+def presets_page() -> str:
+    """What every preset of every agent changes."""
+    parts = [PRESETS]
+    for algo, title in TITLES.items():
+        entry = registry.entry(algo)
+        parts.append(f"## {title}\n")
+        for name, make in entry.presets.by_name.items():
+            reason = " ".join((inspect.getdoc(make) or "").split())
+            parts.append(f"### `{name}` {{: #{algo}-{name} }}\n\n{reason}\n")
+            parts.append(departures(algo, name, entry.settings))
+    return "\n".join(parts)
+
+
+def departures(algo: str, preset: str, settings: type) -> str:
+    """The preset's values that are not the defaults, for DeepSea those of N = 10."""
+    chosen = {"algo": algo, "preset": preset} | ({"env": "deepsea-10"} if preset == "deepsea" else {})
+    start, default = registry.preset(chosen)[0], settings(**chosen)
+    rows = [
+        f"| `--{flag(name)}` | {shown(old)} | {shown(new)} |"
+        for name, old, new in differing(default, start)
+        if name not in registry.SELECTION
+    ]
+    if not rows:
+        return "The defaults.\n"
+    return "\n".join([f"| flag | default | `{preset}` |", "| --- | --- | --- |", *rows, ""])
+
+
+def differing(left: Any, right: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Names and values of the settings in which two configurations differ."""
+    for field in dataclasses.fields(left):
+        old, new = getattr(left, field.name), getattr(right, field.name)
+        if dataclasses.is_dataclass(old):
+            yield from differing(old, new, f"{prefix}{field.name}.")
+        elif old != new:
+            yield prefix + field.name, old, new
+
+
+def flag(name: str) -> str:
+    """The setting as the command line spells it."""
+    return name.replace("_", "-")
+
+
+def shown(value: Any) -> str:
+    """A value as it would be typed."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    text = " ".join(map(str, value)) if isinstance(value, tuple) else f"{value:,}" if isinstance(value, int) else value
+    return f"`{text}`"
+
+
+def cell(text: str) -> str:
+    """Text for one cell of a table."""
+    return " ".join(text.split()).replace("|", "\\|")
