@@ -13,7 +13,8 @@
 #              minutes on two idle cores; CUDA_ARGS=--short takes four and does not write docs/cuda-check.md
 # make docs    the documentation as a site in build/site, in strict mode: a broken link is an error
 # make bench   the benchmark suites and the phase table (half an hour, on an idle machine)
-ENV ?= Pong
+GAME ?= Pong
+ENV ?= $(GAME)
 ARGS ?=
 RESULTS ?= results
 PYTHON ?= python3
