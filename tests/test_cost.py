@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,11 +47,12 @@ def forecast(config, spec, device, **options):
 def filled(config, spec, episodes=(40, 40)):
     """An agent with random episodes of these lengths in its buffer."""
     agent, rng = make_agent(config, spec), np.random.default_rng(0)
+    replay: Any = agent.replay
     frame = lambda: rng.integers(0, 256, spec.shape).astype(spec.dtype)  # noqa: E731
     for length in episodes:
-        agent.replay.start(0, frame())
+        replay.start(0, frame())
         for t in range(length):
-            agent.replay.add(0, int(rng.integers(spec.num_actions)), 1.0, frame(), t == length - 1, *EXTRA[config.algo])
+            replay.add(0, int(rng.integers(spec.num_actions)), 1.0, frame(), t == length - 1, *EXTRA[config.algo])
     return agent
 
 
@@ -59,7 +61,7 @@ EXTRA = {"psdrl": (False,), "bootstrap": ()}
 
 def real_flops(agent):
     """Floating-point operations of a real update by phase, counted by PyTorch while the oracles' products serve."""
-    starts = {}
+    starts: dict[str, int] = {}
     with FlopCounterMode(display=False) as counter, dispatch.force("reference"):
         agent.update(lambda phase: starts.setdefault(phase, counter.get_total_flops()))
         ends = [*list(starts.values())[1:], counter.get_total_flops()]
@@ -329,7 +331,7 @@ def test_a_prediction_for_every_agent(cli_run):
 
 def test_an_agent_that_nobody_described(monkeypatch):
     config = configure(game="Pong", preset="debug", device="cpu")
-    monkeypatch.setitem(AGENTS, "psdrl", AGENTS["psdrl"]._replace(agent=Agent))
+    monkeypatch.setattr(PsdrlAgent, "workload", Agent.workload)
     with pytest.raises(UserError, match="no cost model of psdrl"):
         workload(config, PONG)
 
