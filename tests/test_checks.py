@@ -232,7 +232,7 @@ def test_a_read_beyond_the_rows_is_found(monkeypatch):
     assert findings([Call.of("linear", rows, weight, None)], "fp32")[0].problem
 
 
-@pytest.mark.parametrize("wrong", native.OPERATIONS)
+@pytest.mark.parametrize("wrong", native.operations())
 @pytest.mark.skipif(native.unavailable(CPU) is not None, reason="the C++ extension is not built")
 def test_posterior_operations_that_do_nothing_fail(wrong):
     """One of them leaves its results zero, or its argument as it was; the others are right."""
@@ -243,7 +243,7 @@ def test_posterior_operations_that_do_nothing_fail(wrong):
         result = getattr(reference, wrong)(*args)
         return tuple(map(torch.zeros_like, result)) if isinstance(result, tuple) else torch.zeros_like(result)
 
-    functions = SimpleNamespace(**{name: getattr(reference, name) for name in native.OPERATIONS})
+    functions = SimpleNamespace(**{name: getattr(reference, name) for name in native.operations()})
     assert not any(f.problem for f in posterior_checks.check_posterior(65, CPU, functions))
     setattr(functions, wrong, nothing)
     found = posterior_checks.check_posterior(65, CPU, functions)

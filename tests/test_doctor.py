@@ -53,7 +53,7 @@ def test_a_sound_installation(capsys):
             "linear", "linear_tanh", "tanh_dot", "gru_actions", "one_step_returns", "best_return", "greedy_action"
         }  # fmt: skip
     exact = {r["name"] for r in results if r["kind"] == "kernel" and r["data"].get("precision") == "float64"}
-    assert exact == (set(native.OPERATIONS) if native.unavailable(CPU) is None else set())
+    assert exact == (set(native.operations()) if native.unavailable(CPU) is None else set())
     skipped = {r["name"]: r["detail"] for r in results if r["kind"] == "kernel" and r["status"] == "skipped"}
     assert skipped == IMPOSSIBLE
     modes = {result["name"]: result["status"] for result in results if result["kind"] == "update"}
