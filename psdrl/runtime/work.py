@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
 
 # Operations, counted with a dispatch mode at the cpu preset: per layer and gradient step of a tanh network and of a
 # convolution, and besides the layers of a gradient step.
@@ -165,7 +164,10 @@ class _Counter(TorchDispatchMode):
     CONVOLUTIONS: ClassVar = {torch.ops.aten.convolution, torch.ops.aten.convolution_backward}
 
     def __init__(self, inputs: Iterable[Any]) -> None:
+        from torch.utils.flop_counter import flop_registry  # imports Triton, which importing this must not do
+
         super().__init__()
+        self.formulas = flop_registry
         self.counts = dict.fromkeys(Count._fields, 0)
         self._passing: dict[int, Any] = {}  # storages of inputs and results, kept so that no other takes their address
         self._note(inputs)
@@ -177,8 +179,8 @@ class _Counter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result, kind, counts = func(*args, **(kwargs or {})), func._overloadpacket, self.counts
-        if kind in flop_registry:
-            macs = flop_registry[kind](*args, **(kwargs or {}), out_val=result) // 2
+        if kind in self.formulas:
+            macs = self.formulas[kind](*args, **(kwargs or {}), out_val=result) // 2
             matrices = [x for x in args if isinstance(x, Tensor) and x.ndim > 1]
             stored = [x.numel() for x in matrices if x.untyped_storage()._cdata not in self._passing]
             counts["macs"], counts["weights"] = counts["macs"] + macs, counts["weights"] + sum(stored)
