@@ -94,6 +94,32 @@ def test_a_real_update_has_the_operations_that_are_counted(skip):
     assert found["value"] == model["value"] - 2 * 3 * unneeded + 2 * work.outputs * last
 
 
+def test_planning_on_a_grid_has_the_operations_that_are_counted():
+    spec = EnvSpec("test", "vector", (100,), "uint8", 3, "none", (5, 5, 4))
+    local = {"local": True, "feature_activation": "tanh", "skip": True}
+    config = configure(
+        env="minatar/breakout", preset="debug", device="cpu", forward=local, termination={"local": True},
+        replay={"batch": 5, "length": 8}, value={"iterations": 3, "start": "zero"},
+    )  # fmt: skip
+    agent, work = filled(config, spec), PsdrlWorkload(config, spec)
+    unneeded = 5 * 8 * agent.models.value[0].layers[0].weight.numel() + 5 * work.gru
+    assert real_flops(agent)["value"] == work.update(80)["value"].total - 2 * 3 * unneeded
+
+
+def test_what_is_counted_of_a_network():
+    """By hand: a convolution and a linear layer on 2 pictures, then the gradient, which pictures need none of."""
+    with torch.device("meta"):
+        convolution, linear = torch.nn.Conv2d(3, 4, 2), torch.nn.Linear(4 * 3 * 3, 5)
+        pictures = torch.empty(2, 3, 4, 4)
+    macs, weights_of = 2 * 9 * 4 * 3 * 4, 4 * 3 * 4
+    found = count(lambda x: linear(convolution(x).flatten(1)).relu(), pictures)
+    assert found == (macs + 2 * 5 * 36, macs, weights_of + 5 * 36, 2 * 4 * 9, 2 * 4 * 9 + 2 * 5 + 2 * 5, 3)
+    learned = count(lambda x: linear(convolution(x).flatten(1)).sum().backward(), pictures)
+    assert (learned.macs, learned.convolutions) == (2 * macs + 3 * 2 * 5 * 36, 2 * macs)
+    assert learned.weights == 2 * (weights_of + 5 * 36), "forward and backward"
+    assert (weights(convolution), weights(linear)) == (weights_of, 5 * 36)
+
+
 @pytest.mark.parametrize("spec", [PONG, EnvSpec("test", "vector", (100,), "float32", 3, "none", (5, 5, 4))])
 def test_a_real_step_of_bootstrap_has_the_operations_that_are_counted(spec):
     name = {"game": "Pong"} if spec is PONG else {"env": "minatar/breakout"}
