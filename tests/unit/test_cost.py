@@ -10,6 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from psdrl import configure
+from psdrl.agents.bootstrap.work import BootstrapWorkload
 from psdrl.agents.interface import Agent
 from psdrl.agents.psdrl.agent import PsdrlAgent
 from psdrl.agents.psdrl.lookahead.factored import fold
@@ -365,9 +366,16 @@ def test_an_agent_that_nobody_described(monkeypatch):
 def test_bootstrap_asks_its_networks_only_after_the_random_steps():
     config = configure(algo="bootstrap", game="Pong", preset="debug", device="cpu", steps=1000)
     config = replace(config, exploration=replace(config.exploration, random_steps=250, epsilon=0.0, epsilon_steps=0))
-    work = workload(config, PONG)
-    assert work.act(1).times == pytest.approx(0.75, abs=0.01)
-    assert work.play().parts[0].weights > work.act(1).parts[0].weights, "all heads vote, one acts"
+    assert workload(config, PONG).act(1).times == pytest.approx(0.75, abs=0.01)
+
+
+def test_bootstrap_gathers_the_weights_of_the_head_that_acts():
+    config = configure(algo="bootstrap", game="Pong", preset="paper", device="cpu")
+    work = BootstrapWorkload(config, PONG)
+    torso, heads = (2 * weights(part) for part in (work.networks.online.torso, work.networks.online.heads))
+    assert work.play().parts[0].weights == pytest.approx(torso + heads, rel=0.03), "all vote"
+    assert work.act(1).parts[0].weights == pytest.approx(torso + 3 * heads / 9, rel=0.06)
+    assert work.act(9).parts[0].weights < work.act(8).parts[0].weights, "from 9 rows on nothing is gathered"
 
 
 def test_rates_are_those_of_the_trials():
