@@ -241,22 +241,25 @@ def panels(env: str, methods: Methods) -> list[tuple[str, Methods]]:
     return [*rest, (f"{env}, one option changed" if rest else env, base | single)]
 
 
+def cells(count: int) -> tuple[list[tuple[int, slice]], tuple[int, int]]:
+    """Where panels stand, three to a row or fewer, so that every row fills the width; and the grid's size."""
+    tall = math.ceil(count / 3)
+    rows = [count // tall + (i < count % tall) for i in range(tall)]
+    size = math.lcm(*rows)
+    at = [(row, slice(i * size // n, (i + 1) * size // n)) for row, n in enumerate(rows) for i in range(n)]
+    return at, (tall, size)
+
+
 def curves(envs: dict[str, Methods], path: Path) -> None:
     """Learning curves of a suite."""
     shown = [(env, *each) for env, methods in envs.items() for each in panels(env, methods)]
-    tall = math.ceil(len(shown) / 3)
-    rows = [len(shown) // tall + (i < len(shown) % tall) for i in range(tall)]  # every row fills the width
-    wide = max(rows)
+    at, (tall, columns) = cells(len(shown))
+    wide = min(3, len(shown))
     most = max(len(methods) for _, _, methods in shown)
-    figure = plt.figure(
-        figsize=(3.7 * wide + 0.8 * (wide == 1), tall * (2.6 + 0.09 * most)),
-        layout="constrained",
-    )
-    grid = figure.add_gridspec(tall, math.lcm(*rows))
-    cells = [
-        (row, slice(i * grid.ncols // n, (i + 1) * grid.ncols // n)) for row, n in enumerate(rows) for i in range(n)
-    ]
-    for cell, (env, title, methods) in zip(cells, shown, strict=True):
+    size = (3.7 * wide + 0.8 * (wide == 1), tall * (2.6 + 0.09 * most))
+    figure = plt.figure(figsize=size, layout="constrained")
+    grid = figure.add_gridspec(tall, columns)
+    for cell, (env, title, methods) in zip(at, shown, strict=True):
         axes = figure.add_subplot(grid[cell])
         panel(axes, env, methods)
         axes.set_title(title)
