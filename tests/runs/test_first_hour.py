@@ -1,4 +1,5 @@
-"""The first hour of a user: every command of README.md and docs/tutorial.md, in order, in fresh environments.
+"""The first hour of a user: every command of README.md, docs/tutorial.md and docs/howto/network.md, in order, in fresh
+environments.
 
 Commands are read from the pages, so a page cannot promise what does not work. Python blocks with a title are written to
 that file first. A command that would take more than a minute runs in a shorter form, which stands in SHORTER with the
@@ -59,6 +60,7 @@ def commands(page: Path) -> list[str]:
 
 
 README, TUTORIAL = ROOT / "README.md", ROOT / "docs" / "tutorial.md"
+NETWORK = ROOT / "docs" / "howto" / "network.md"
 
 
 def test_pages_have_the_commands() -> None:
@@ -135,6 +137,7 @@ def test_tutorial(tmp_path: Path) -> None:
     checkout(tmp_path / "psdrl")
     shell = Shell(tmp_path, tmp_path / "psdrl-env" / "bin")
     shell.read(TUTORIAL)
+    shell.read(NETWORK)
     for run in ("deepsea-10-psdrl-0", "catch-Catch-v0-psdrl-0"):
         assert shell.recent(run) > 0.8, run
         assert (tmp_path / "runs" / run / "curve.png").stat().st_size
