@@ -47,10 +47,10 @@ def show_presets(options: Presets, console: Console) -> None:
     """`psdrl presets`."""
     by_name = registry.entry(options.algo).presets.by_name
     if options.name is None:
-        table = _table("preset", "settings that differ from the paper", "what it is for")
+        table = _table("preset", "not the paper's", "what it is for")
         for name, make in by_name.items():
             reason = (inspect.getdoc(make) or "").partition(". ")[0].partition(": ")[0]
-            table.add_row(name, str(len(list(departures(name, options)))), escape(" ".join(reason.split())))
+            table.add_row(name, f"{len(list(departures(name, options)))} settings", escape(" ".join(reason.split())))
         console.print(table, highlight=False)
         _say(console, f"psdrl presets {next(reversed(by_name))} --algo {options.algo} shows each of them.")
         return
@@ -111,8 +111,7 @@ def show_envs(options: Envs, console: Console) -> None:
 
 
 def _table(*columns: str) -> Table:
-    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
-    return table
+    return Table(*columns, box=None, pad_edge=False, header_style="bold")
 
 
 def _shown(value: Any) -> str:

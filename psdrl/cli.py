@@ -59,7 +59,7 @@ def _start(arguments: list[str]) -> tuple[Any, str]:
     if words:
         selection = replace(selection, **_environment(words, selection))
     elif stored:
-        return replace(stored, logdir=selection.logdir, resume="auto"), "as this run began"
+        return replace(stored, logdir=selection.logdir, resume="auto", profile=None), "as this run began"
     start, why = registry.preset(selection.choice)
     return replace(start, game=selection.game, env=selection.env), why
 

@@ -1,6 +1,7 @@
 """Help: a screen of the flags that everyone needs, or all of them, with values and where these come from."""
 
 import ast
+import contextlib
 import inspect
 import re
 import textwrap
@@ -94,7 +95,8 @@ def documented(kind: Any, shown: Any, preset: str) -> Any:
 
 def print_all(shown: Any, prog: str) -> None:
     """Every setting with its value, and where that comes from."""
-    tyro.cli(documented(type(shown), shown, shown.preset), args=["--help"], prog=prog)
+    with contextlib.suppress(SystemExit):
+        tyro.cli(documented(type(shown), shown, shown.preset), args=["--help"], prog=prog)
 
 
 def print_common(shown: Any, prog: str, console: Console) -> None:
