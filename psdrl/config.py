@@ -217,7 +217,7 @@ def _in_words(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return _listed([repr(choice) for choice in get_args(kind)])
     if get_origin(kind) is tuple:
-        return "whole numbers such as (4, 8)"
+        return "whole numbers such as (4, 8)" if get_args(kind)[0] is int else "a tuple of strings"
     if dataclasses.is_dataclass(kind):
         return f"a dict of its settings: {_listed([f.name for f in dataclasses.fields(kind)])}"
     return {int: "a whole number", float: "a number", bool: "True or False", Path: "a path"}.get(kind, "a string")

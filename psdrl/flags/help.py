@@ -80,7 +80,7 @@ def _plain(value: Any) -> str:
 
 def documented(kind: Any, shown: Any, preset: str) -> Any:
     """A class like this one, with these values as its defaults and texts that are true of them."""
-    hints, defaults, said = get_type_hints(kind), kind(), texts(kind)
+    hints, defaults, said = get_type_hints(kind, include_extras=True), kind(), texts(kind)
     made: list[tuple[str, Any, Any]] = []
     for setting in fields(kind):
         name, value = setting.name, getattr(shown, setting.name)

@@ -74,7 +74,7 @@ def flags_of(kind: Any, prefix: str = "") -> list[str]:
 def parse_known(kind: type[T], arguments: Sequence[str], prog: str, default: T | None = None) -> tuple[T, list[str]]:
     """Settings from those words that are flags of this class, and the other words."""
     start: dict[str, Any] = {} if default is None else {"default": default}
-    said = io.StringIO()
+    said = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")  # tyro asks for the encoding before it draws its box
     try:
         with contextlib.redirect_stderr(said):
             return tyro.cli(
@@ -87,7 +87,8 @@ def parse_known(kind: type[T], arguments: Sequence[str], prog: str, default: T |
                 **start,
             )
     except SystemExit:
-        raise UserError(sentence(said.getvalue())) from None
+        said.seek(0)
+        raise UserError(sentence(said.read())) from None
 
 
 def parse(kind: type[T], arguments: Sequence[str], prog: str, default: T | None = None) -> tuple[T, list[str]]:

@@ -1,5 +1,7 @@
 """What an unknown flag may have meant."""
 
+import difflib
+
 from psdrl.errors import nearest
 
 # What Stable-Baselines3, CleanRL, Dopamine and Dreamer call our settings, by the last part of our names.
@@ -91,6 +93,8 @@ def suggestion(flag: str, known: list[str]) -> str:
     leaf = bare.rpartition(".")[2]
     for names in (ELSEWHERE.get(bare, ()), (leaf,), ELSEWHERE.get(leaf, ())):
         found = [name for name in known if name[2:].rpartition(".")[2] in names]
+        if "." in bare:  # the group is there, perhaps misspelt
+            found = difflib.get_close_matches("--" + bare, found, n=1, cutoff=0.6) or found
         if found:
             return f"; did you mean {_either(found)}?"
     return nearest("--" + bare, known)

@@ -65,6 +65,8 @@ def written(config: Config) -> list[str]:
         group, _, leaf = name.rpartition(".")
         if isinstance(value, bool):
             words.append(flag(name if value else f"{group}.no_{leaf}".lstrip(".")))
+        elif value and isinstance(value, tuple) and all(isinstance(part, str) for part in value):
+            words += [f"{flag(name)}={part}" for part in value]  # given several times
         elif isinstance(value, tuple):
             words += [flag(name), *map(str, value)]
         elif value is not None:
