@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
@@ -74,7 +75,7 @@ def flags_of(kind: Any, prefix: str = "") -> list[str]:
 def parse_known(kind: type[T], arguments: Sequence[str], prog: str, default: T | None = None) -> tuple[T, list[str]]:
     """Settings from those words that are flags of this class, and the other words."""
     start: dict[str, Any] = {} if default is None else {"default": default}
-    said = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")  # tyro asks for the encoding before it draws its box
+    said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
             return tyro.cli(
@@ -87,8 +88,7 @@ def parse_known(kind: type[T], arguments: Sequence[str], prog: str, default: T |
                 **start,
             )
     except SystemExit:
-        said.seek(0)
-        raise UserError(sentence(said.read())) from None
+        raise UserError(sentence(said.getvalue())) from None
 
 
 def parse(kind: type[T], arguments: Sequence[str], prog: str, default: T | None = None) -> tuple[T, list[str]]:
@@ -115,11 +115,12 @@ def command(kind: type[T], arguments: Sequence[str], prog: str) -> T:
 
 
 def sentence(box: str) -> str:
-    """What tyro says in a box, as one sentence: without the frame, and what stands below a line in it."""
+    """What tyro says in a box, as one sentence: the words between its title and the next line that is drawn."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", box)
-    rows = [line.strip().strip("│|").strip() for line in plain.splitlines()[1:] if "╰" not in line]
-    below = next((i for i, row in enumerate(rows) if row.startswith("──")), len(rows))
-    text = " ".join(row for row in rows[:below] if row).removeprefix("Error parsing ")
+    rows = [line.strip(" │") for line in plain.splitlines()]
+    inner = rows[2:] if len(rows) > 1 and rows[1].startswith("--") else rows[1:]  # in ASCII the title has a row
+    text = " ".join(itertools.takewhile(lambda row: not row.startswith(("──", "--", "╰")) or row[2:3].isalpha(), inner))
+    text = text.strip().removeprefix("Error parsing ")
     if missing := re.match(r"Missing value for argument '(\S+)'", text):
         return f"{missing[1]} needs a value."
     if choice := re.match(r"invalid choice '(.*)' for argument '(\S+)'. Expected one of \((.*)\)\.$", text):
