@@ -85,24 +85,28 @@ def _environment(words: list[str], selection: _Selection) -> dict[str, Any]:
 
 def train(arguments: list[str]) -> int:
     """`psdrl train`."""
-    asked = [word for word in arguments if word in ("-h", "--help", "--help-all")]
-    if asked:
-        return _help([word for word in arguments if word not in asked], "--help-all" in asked)
+    if helped(arguments):
+        return 0
     return training.run(*parse_train(arguments), arguments)
 
 
-def _help(arguments: list[str], everything: bool) -> int:
-    """Flags with the values that they start from; without an environment, those of the agent's settings."""
+def helped(arguments: list[str]) -> bool:
+    """Whether help was asked for and shown: flags with the values that they start from; without an environment, those
+    of the agent's settings."""
+    asked = {word for word in arguments if word in ("-h", "--help", "--help-all")}
+    if not asked:
+        return False
+    arguments = [word for word in arguments if word not in asked]
     selection, _ = parse_known(_Selection, arguments, TRAIN)
     kind = registry.entry(selection.algo).settings
     chosen = selection.game or selection.env or selection.logdir or selection.preset != "auto"
     named = chosen or parse(kind, arguments, TRAIN)[1]
     shown = _start(arguments)[0] if named else kind(algo=selection.algo)
-    if everything:
+    if "--help-all" in asked:
         print_all(shown, TRAIN)
     else:
         print_common(shown, TRAIN, PatientConsole())
-    return 0
+    return True
 
 
 def play(arguments: list[str]) -> int:
@@ -144,7 +148,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
 }
 
 
-def _exit(run: Callable[[list[str]], int], arguments: list[str]) -> NoReturn:
+def exit_with(run: Callable[[list[str]], int], arguments: list[str]) -> NoReturn:
     """Run a command; a user's error is one sentence on stderr and exit code 2, a reader who has gone is no error."""
     try:
         try:
@@ -169,12 +173,12 @@ def main() -> NoReturn:
     """The `psdrl` console script."""
     name, *arguments = sys.argv[1:] or [""]
     if name in COMMANDS:
-        _exit(COMMANDS[name][0], arguments)
+        exit_with(COMMANDS[name][0], arguments)
     if name in ("--version", "-V"):
         PatientConsole().print(f"psdrl {__version__}", highlight=False)
         sys.exit(0)
     if name not in ("", "-h", "--help"):
-        _exit(_unknown, [name])
+        exit_with(_unknown, [name])
     lines = [f"  psdrl {name:10} {text}" for name, (_, text) in COMMANDS.items()]
     usage = "usage: psdrl COMMAND, with --help for its flags; psdrl --version\n" + "\n".join(lines)
     PatientConsole().print(usage, highlight=False, soft_wrap=True)
@@ -197,19 +201,19 @@ def _unknown(words: list[str]) -> int:
 
 def main_train() -> Any:
     """`python -m psdrl.train`."""
-    _exit(train, sys.argv[1:])
+    exit_with(train, sys.argv[1:])
 
 
 def main_evaluate() -> Any:
     """`python -m psdrl.evaluate`."""
-    _exit(play, sys.argv[1:])
+    exit_with(play, sys.argv[1:])
 
 
 def main_cost() -> Any:
     """`python -m psdrl.cost`."""
-    _exit(predict, sys.argv[1:])
+    exit_with(predict, sys.argv[1:])
 
 
 def main_doctor() -> Any:
     """`python -m psdrl.doctor`."""
-    _exit(examine, sys.argv[1:])
+    exit_with(examine, sys.argv[1:])

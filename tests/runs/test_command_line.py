@@ -159,7 +159,7 @@ class Endless(gymnasium.Env[Any, Any]):
 
 @pytest.fixture
 def endless() -> Any:
-    gymnasium.register("Endless-v0", Endless)
+    gymnasium.register("Endless-v0", lambda **options: Endless())
     Endless.steps = 0
     config = configure(env="Endless-v0", preset="debug", device="cpu", steps=60, eval_every=20, checkpoint_every=0)
     env = make_env(config)
@@ -174,7 +174,9 @@ def test_an_endless_episode_is_cut(endless: Any) -> None:
     assert [(episode.length, episode.cut) for episode in played] == [(50, True)] * 3
     assert len({episode.score for episode in played}) == 3, "each starts elsewhere"
     assert evaluation.evaluate(agent, 3, max_steps=50) == [episode.score for episode in played]
-    assert inspect.signature(evaluation.evaluate).parameters["max_steps"].default == 27_000, "training's evaluations too"
+    assert inspect.signature(evaluation.evaluate).parameters["max_steps"].default == 27_000, (
+        "training's evaluations too"
+    )
 
 
 def test_the_cut_is_said(cli_run: Run, my_run: Path) -> None:
@@ -232,7 +234,17 @@ ENDLESS = """
 
 def test_sigterm_during_an_evaluation_saves(tmp_path: Path) -> None:
     (tmp_path / "endless.py").write_text(textwrap.dedent(ENDLESS))
-    flags = ["endless:Endless-v1", "--preset", "debug", "--device", "cpu", "--eval-every", "20", "--eval-episodes", "99"]
+    flags = [
+        "endless:Endless-v1",
+        "--preset",
+        "debug",
+        "--device",
+        "cpu",
+        "--eval-every",
+        "20",
+        "--eval-episodes",
+        "99",
+    ]
     command = [sys.executable, "-m", "psdrl.train", *flags, "--logdir", "run"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

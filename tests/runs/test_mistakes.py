@@ -91,9 +91,15 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
     "logdir is a file": ((*("train", *TINY), "--logdir", "thesis.tex"), "is a file"),
     "logdir is something else": ((*("train", *TINY), "--logdir", "full"), "not empty"),
     "other seed, same logdir": ((*("train", *TINY), "--seed", "1", "--logdir", "run"), "seed = 0 there, 1 now"),
-    "never resume, but there is a run": ((*("train", *TINY), "--resume", "never", "--logdir", "run"), "--resume is never"),
+    "never resume, but there is a run": (
+        (*("train", *TINY), "--resume", "never", "--logdir", "run"),
+        "--resume is never",
+    ),
     "resume what is no run": (("train", "--resume", "must", "--logdir", "full"), "full is no run"),
-    "resume with another agent": (("train", "--logdir", "run", "--algo", "bootstrap", "--steps", "80"), "algo = 'psdrl'"),
+    "resume with another agent": (
+        ("train", "--logdir", "run", "--algo", "bootstrap", "--steps", "80"),
+        "algo = 'psdrl'",
+    ),
     "resume with another network": (("train", "--logdir", "run", "--value.units", "9", "--steps", "80"), "value.units"),
     "evaluate nothing": (("evaluate",), "psdrl evaluate runs/"),
     "evaluate what is no run": (("evaluate", "full"), "full is no run"),
@@ -123,9 +129,7 @@ def test_there_are_thirty() -> None:
 
 
 @pytest.mark.parametrize(("package", "suffix"), [("imageio", "gif"), ("imageio_ffmpeg", "mp4")])
-def test_missing_package(
-    package: str, suffix: str, cli_run: Run, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_package(package: str, suffix: str, cli_run: Run, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == package else find(name, *more))
     outcome = cli_run("evaluate", "run", "--video", f"film.{suffix}")

@@ -35,7 +35,8 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
     """All values of a type of setting."""
     if dataclasses.is_dataclass(kind):
         hints = get_type_hints(kind)
-        return st.builds(kind, **{f.name: values(hints[f.name]) for f in dataclasses.fields(kind)})
+        build: Any = kind
+        return st.builds(build, **{f.name: values(hints[f.name]) for f in dataclasses.fields(kind)})
     if get_origin(kind) is Literal:
         return st.sampled_from(get_args(kind))
     if get_origin(kind) is tuple:
@@ -214,8 +215,9 @@ def test_every_setting_of_a_preset_says_so() -> None:
     for name in dotted_names(start):
         group, _, leaf = name.rpartition(".")
         part = lookup(start, group) if group else start
-        value, default = getattr(part, leaf), getattr(type(part)(), leaf)
-        text = flags_help.texts(type(part))[leaf]
+        kind: Any = type(part)
+        value, default = getattr(part, leaf), getattr(kind(), leaf)
+        text = flags_help.texts(kind)[leaf]
         said = flags_help.with_source(text, value, default, "deepsea")
         if value == default or "[" not in text:
             assert said == text
