@@ -1,5 +1,5 @@
-"""Mistakes that people really make: each is answered by one sentence on stderr and exit code 2, without a traceback, and
-nothing on disk has changed. Most run in this process; a handful run as a user's shell would."""
+"""Mistakes that people really make: each is answered by one sentence on stderr and exit code 2, without a traceback,
+and nothing on disk has changed. Most run in this process; a handful run as a user's shell would."""
 
 import importlib.util
 import json
