@@ -1,21 +1,20 @@
 """The reference of settings and presets, made from the dataclasses and their docstrings.
 
-Meanings are read from the sources by griffe, as they stand below each field; defaults are those of the class; what a
-preset changes is asked of the registry.
+Meanings are those of `psdrl train --help-all`, defaults those of the class, departures those of `psdrl presets`.
 """
 
 import dataclasses
 import inspect
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
-import griffe
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
+from psdrl import catalogue
 from psdrl.agents import registry
-from psdrl.config import Config
+from psdrl.config import Config, flag
+from psdrl.flags.help import texts
 
 TITLES = {"psdrl": "PSDRL", "bootstrap": "Bootstrapped DQN"}
 SETTINGS = """# Settings
@@ -28,7 +27,7 @@ of this implementation.
 """
 PRESETS = """# Presets
 
-What each preset changes of the agent's defaults. `--preset auto` chooses by environment and device and says so at the
+What each preset changes of the paper's settings, as `psdrl presets NAME` prints it. `--preset auto` chooses by environment and device and says so at the
 start; any flag beside it overrides the preset's value.
 """
 
@@ -62,34 +61,17 @@ def groups(settings: type, without: tuple[str, ...]) -> Iterator[str]:
     for name in nested:
         value = getattr(values, name)
         heading = " ".join((inspect.getdoc(type(value)) or "").split())
-        yield f"### `--{flag(name)}.*`\n\n{heading}\n"
+        yield f"### `{flag(name)}.*`\n\n{heading}\n"
         yield table(type(value), value, [f.name for f in dataclasses.fields(value)], f"{name}.")
 
 
 def table(settings: type, values: Any, names: list[str], prefix: str = "") -> str:
     """Flag, default and meaning."""
     rows = [
-        f"| `--{flag(prefix + name)}` | {shown(getattr(values, name))} | {cell(meaning(settings, name))} |"
+        f"| `{flag(prefix + name)}` | {shown(getattr(values, name))} | {cell(texts(settings)[name])} |"
         for name in names
     ]
     return "\n".join(["| flag | default | meaning |", "| --- | --- | --- |", *rows, ""])
-
-
-def meaning(settings: type, name: str) -> str:
-    """The docstring below a field, of the class that defines it."""
-    for owner in settings.__mro__:
-        if name in vars(owner).get("__annotations__", {}):
-            attribute = source(owner.__module__)[owner.__qualname__][name]
-            if attribute.docstring is None:
-                raise ValueError(f"{owner.__qualname__}.{name} has no docstring")
-            return attribute.docstring.value
-    raise AttributeError(name)
-
-
-@cache
-def source(module: str) -> griffe.Object | griffe.Alias:
-    """A module, read and not run."""
-    return griffe.load(module)
 
 
 def presets_page() -> str:
@@ -101,37 +83,20 @@ def presets_page() -> str:
         for name, make in entry.presets.by_name.items():
             reason = " ".join((inspect.getdoc(make) or "").split())
             parts.append(f"### `{name}` {{: #{algo}-{name} }}\n\n{reason}\n")
-            parts.append(departures(algo, name, entry.settings))
+            parts.append(changed(algo, name))
     return "\n".join(parts)
 
 
-def departures(algo: str, preset: str, settings: type) -> str:
-    """The preset's values that are not the defaults, for DeepSea those of N = 10."""
-    chosen = {"algo": algo, "preset": preset} | ({"env": "deepsea-10"} if preset == "deepsea" else {})
-    start, default = registry.preset(chosen)[0], settings(**chosen)
+def changed(algo: str, preset: str) -> str:
+    """The preset's values that are not the paper's, for DeepSea those of N = 10."""
+    asked = catalogue.Presets(algo=algo, env="deepsea-10" if preset == "deepsea" else None)
     rows = [
-        f"| `--{flag(name)}` | {shown(old)} | {shown(new)} |"
-        for name, old, new in differing(default, start)
-        if name not in registry.SELECTION
+        f"| `{flag(name)}` | {shown(paper)} | {shown(value)} |"
+        for name, paper, value in catalogue.departures(preset, asked)
     ]
     if not rows:
-        return "The defaults.\n"
-    return "\n".join([f"| flag | default | `{preset}` |", "| --- | --- | --- |", *rows, ""])
-
-
-def differing(left: Any, right: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Names and values of the settings in which two configurations differ."""
-    for field in dataclasses.fields(left):
-        old, new = getattr(left, field.name), getattr(right, field.name)
-        if dataclasses.is_dataclass(old):
-            yield from differing(old, new, f"{prefix}{field.name}.")
-        elif old != new:
-            yield prefix + field.name, old, new
-
-
-def flag(name: str) -> str:
-    """The setting as the command line spells it."""
-    return name.replace("_", "-")
+        return "The paper's settings.\n"
+    return "\n".join([f"| flag | `paper` | `{preset}` |", "| --- | --- | --- |", *rows, ""])
 
 
 def shown(value: Any) -> str:

@@ -15,6 +15,9 @@ import pytest
 
 from psdrl.agents import registry
 from psdrl.cli import parse_train
+from psdrl.cost.forecast import Question
+from psdrl.doctor import Doctor
+from psdrl.run.evaluate import Evaluation
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -113,22 +116,54 @@ def test_broken_links_fail(tmp_path: Path) -> None:
         assert any(said in line for line in warnings), (said, warnings)
 
 
+def text_and_code(page: Path) -> tuple[str, list[str]]:
+    """A page without its code blocks, and those that are shell commands."""
+    fence = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+    text = page.read_text(encoding="utf-8")
+    return fence.sub("", text), [code for info, code in fence.findall(text) if info.strip() in ("", "sh")]
+
+
 def commands() -> list[str]:
     """Every `psdrl train` of README and docs, whole lines of code blocks."""
-    found = []
-    for page in (ROOT / "README.md", *PAGES):
-        blocks = re.findall(r"^```(?: *sh)?\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-        for block in blocks:
-            lines = block.replace("\\\n", " ").splitlines()
-            found += [line for line in lines if re.search(r"psdrl(\.| )train\b", line)]
-    return sorted(set(found))
+    blocks = [code for page in (ROOT / "README.md", *PAGES) for code in text_and_code(page)[1]]
+    lines = [line for code in blocks for line in code.replace("\\\n", " ").splitlines()]
+    return sorted({line for line in lines if re.search(r"psdrl(\.| )train\b", line)})
 
 
 @pytest.mark.parametrize("line", commands())
-def test_flags_exist(line: str) -> None:
+def test_commands_can_be_given(line: str) -> None:
     words = shlex.split(line, comments=True)
     arguments = next(words[i + 1 :] for i, word in enumerate(words) if re.fullmatch(r".*psdrl\.train|train", word))
     if {"--help", "--help-all"} & set(arguments):
         return
     config, _ = parse_train(arguments)
     config.check()
+
+
+def flags() -> set[str]:
+    """What the command lines know."""
+    names = {"help", "help-all", "version", "methods", "extra", "force", "seeds", "results"}  # of learn and of all
+    for kind in (Evaluation, Question, Doctor, *(registry.entry(algo).settings for algo in registry.AGENTS)):
+        for name, value in vars(kind()).items():
+            inner = vars(value) if hasattr(value, "__dataclass_fields__") else {}
+            names |= {f"{name}.{each}" for each in inner} | {f"{name}.no-{each}" for each in inner}
+            names |= {name, f"no-{name}", f"{name}.*"}
+    return {f"--{name.replace('_', '-')}" for name in names}
+
+
+OTHERS = {  # flags of other programs
+    "--capture-range",
+    "--cuda-graph-trace",
+    "--kernel-name",
+    "--lr",  # for this and the next psdrl names its own
+    "--total-timesteps",
+    "--logdir",
+    "--use-fast-math",
+}
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.stem)
+def test_flags_that_pages_name_exist(page: Path) -> None:
+    text, _ = text_and_code(page)
+    named = {flag for code in re.findall(r"`([^`]+)`", text) for flag in re.findall(r"(?<!\S)--[a-z][\w.*-]*", code)}
+    assert named <= flags() | OTHERS, sorted(named - flags() - OTHERS)
