@@ -16,7 +16,6 @@ from psdrl.agents import registry
 from psdrl.config import Config, flag
 from psdrl.flags.help import texts
 
-TITLES = {"psdrl": "PSDRL", "bootstrap": "Bootstrapped DQN"}
 SETTINGS = """# Settings
 
 Every setting is a flag of `psdrl train` and a keyword of `psdrl.configure`, where a group is a dictionary:
@@ -27,8 +26,8 @@ of this implementation.
 """
 PRESETS = """# Presets
 
-What each preset changes of the paper's settings, as `psdrl presets NAME` prints it. `--preset auto` chooses by environment and device and says so at the
-start; any flag beside it overrides the preset's value.
+What each preset changes of the paper's settings, as `psdrl presets NAME` prints it. `--preset auto` chooses by environment
+and device and says so at the start; any flag beside it overrides the preset's value.
 """
 
 
@@ -39,13 +38,21 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
+def agents() -> Iterator[tuple[str, registry.Entry]]:
+    """Agents with settings of their own: an ablation has those of the agent that it varies."""
+    seen: tuple[type, ...] = ()
+    for algo, entry in registry.AGENTS.items():
+        if not issubclass(entry.settings, seen):
+            seen = (*seen, entry.settings)
+            yield algo, entry
+
+
 def settings_page() -> str:
     """Every setting once: those of every run, then each agent's own."""
     parts = [SETTINGS, "## Every run\n", *groups(Config, ())]
-    for algo, title in TITLES.items():
-        settings = registry.entry(algo).settings
-        shared = tuple(field.name for field in dataclasses.fields(Config) if field.name != "preset")
-        parts += [f"## {title}: `--algo {algo}`\n", *groups(settings, shared)]
+    shared = tuple(field.name for field in dataclasses.fields(Config) if field.name != "preset")
+    for algo, entry in agents():
+        parts += [f"## `--algo {algo}`\n", *groups(entry.settings, shared)]
     return "\n".join(parts)
 
 
@@ -77,9 +84,8 @@ def table(settings: type, values: Any, names: list[str], prefix: str = "") -> st
 def presets_page() -> str:
     """What every preset of every agent changes."""
     parts = [PRESETS]
-    for algo, title in TITLES.items():
-        entry = registry.entry(algo)
-        parts.append(f"## {title}\n")
+    for algo, entry in agents():
+        parts.append(f"## `--algo {algo}`\n")
         for name, make in entry.presets.by_name.items():
             reason = " ".join((inspect.getdoc(make) or "").split())
             parts.append(f"### `{name}` {{: #{algo}-{name} }}\n\n{reason}\n")

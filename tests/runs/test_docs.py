@@ -82,7 +82,7 @@ def test_equations_stand_beside_the_code_that_computes_them(site: Path) -> None:
 
 def test_every_setting_is_in_the_reference(site: Path) -> None:
     html = (site / "reference" / "settings.html").read_text(encoding="utf-8")
-    for algo in ("psdrl", "bootstrap"):
+    for algo in registry.AGENTS:
         for name, value in vars(registry.entry(algo).settings()).items():
             inner = [f"{name}.{each}" for each in vars(value)] if hasattr(value, "__dataclass_fields__") else [name]
             for each in inner:
