@@ -26,8 +26,8 @@ of this implementation.
 """
 PRESETS = """# Presets
 
-What each preset changes of the paper's settings, as `psdrl presets NAME` prints it. `--preset auto` chooses by environment
-and device and says so at the start; any flag beside it overrides the preset's value.
+What each preset changes of the paper's settings, as `psdrl presets NAME` prints it. `--preset auto` chooses by
+environment and device and says so at the start; any flag beside it overrides the preset's value.
 """
 
 
