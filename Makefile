@@ -35,6 +35,7 @@ test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy docs/hooks/*.py
 	$(BIN)/python -m pytest -n auto -m "not slow"
 
 slow: $(READY)

@@ -58,13 +58,10 @@ def settings_page() -> str:
 
 def groups(settings: type, without: tuple[str, ...]) -> Iterator[str]:
     """A table of the single settings, then one of each group."""
-    values = settings()
-    nested = {}
-    single = {}
-    for field in dataclasses.fields(settings):
-        if field.name not in without:
-            (nested if dataclasses.is_dataclass(getattr(values, field.name)) else single)[field.name] = field
-    yield table(settings, values, list(single))
+    values: Any = settings()
+    names = [field.name for field in dataclasses.fields(values) if field.name not in without]
+    nested = [name for name in names if dataclasses.is_dataclass(getattr(values, name))]
+    yield table(settings, values, [name for name in names if name not in nested])
     for name in nested:
         value = getattr(values, name)
         heading = " ".join((inspect.getdoc(type(value)) or "").split())

@@ -95,13 +95,12 @@ def _page(path: Path, config: MkDocsConfig) -> File:
 
 def _lines(path: Path, name: str) -> tuple[int, int]:
     """First and last line of a function, class or method `Class.method` of a file."""
-    nodes: Any = ast.parse((ROOT / path).read_text(encoding="utf-8")).body
+    node: Any = ast.parse((ROOT / path).read_text(encoding="utf-8"))
     for part in name.split("."):
-        node = next((each for each in nodes if getattr(each, "name", None) == part), None)
+        node = next((each for each in node.body if getattr(each, "name", None) == part), None)
         if node is None:
             log.warning("%s has no %s", path, name)
             return 1, 1
-        nodes = node.body
     return node.lineno, node.end_lineno
 
 
