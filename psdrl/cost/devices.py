@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import torch
 
-from psdrl.agents.psdrl.encoder import Autoencoder
+from psdrl.agents.psdrl.autoencoder import Autoencoder
 from psdrl.agents.psdrl.learning import autoencoder_loss
-from psdrl.agents.psdrl.models import TanhNet
+from psdrl.agents.psdrl.networks import TanhNet
 from psdrl.agents.psdrl.settings import PsdrlConfig
 from psdrl.config import Precision
 from psdrl.cost.sizes import convolutions, tanh_net
@@ -92,7 +92,7 @@ def measure_here(config: PsdrlConfig, spec: EnvSpec) -> Device:
         autoencoder = Autoencoder(spec.shape, config.autoencoder)
         frames = torch.zeros(min(40, config.replay.length), *spec.shape, dtype=torch.uint8)
         macs = sum(convolutions(config, spec)[:2])
-        convolution = 6 * len(frames) * macs / _best(lambda: autoencoder_loss(autoencoder, frames, "sum").backward())
+        convolution = 6 * len(frames) * macs / _best(lambda: autoencoder_loss(autoencoder, frames).backward())
     x64, w64 = x.double(), w.double()
     flops64 = 2 * rows * width * width / _best(lambda: x64 @ w64.T)
     launch = _best(_tiny_step()) / 50 / (2 * KERNELS["layer"] + KERNELS["step"])

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from psdrl.agents.psdrl.grid import Places
+from psdrl.agents.psdrl.autoencoder import layers
+from psdrl.agents.psdrl.grid import Grid
 from psdrl.agents.psdrl.settings import ForwardConfig, PsdrlConfig
 from psdrl.envs.vector import EnvSpec
 
@@ -44,12 +45,12 @@ class Sizes:
         hidden, actions, places = config.forward.hidden, spec.num_actions, places_of(config, spec)
         gru = 3 * hidden * (latent + actions + hidden)
         forward = whole_state(config.forward, latent, actions)
-        if places and config.forward.local:
+        if places and config.grid:
             forward = each_place(config.forward, places, actions)
         t, v = config.termination, config.value
         termination = weights = tanh_net(latent, t.units, t.layers)
-        grid = (places.count + 1) * max(places.seen, forward.features) if places and config.forward.local else 0
-        if places and t.local:
+        grid = (places.count + 1) * max(places.seen, forward.features) if places and config.grid else 0
+        if places and config.grid:
             grid = max(grid, places.count * max(places.seen, t.units))
             one = tanh_net(places.seen, t.units, t.layers)
             termination, weights = places.count * (one - t.units) + t.units, one + places.count * t.units
@@ -77,36 +78,35 @@ class ForwardSizes(NamedTuple):
 def whole_state(f: ForwardConfig, latent: int, actions: int) -> ForwardSizes:
     """Features of the whole state. Factored: z enters once per state, h' once per action; a last linear layer is folded
     into the output layer."""
-    inner = [f.units * f.units] * (f.layers - 2)
+    inner, skips = [f.units * f.units] * (f.layers - 2), f.features == "tanh+inputs"
     inputs = f.hidden + latent + actions
-    features, direct = f.units + (inputs if f.skip else 0), latent + 1 if f.skip else 0
+    features, direct = f.units + (inputs if skips else 0), latent + 1 if skips else 0
     network = inputs * f.units + sum(inner) + features * (latent + 1)
-    if f.feature_activation == "linear":
+    if f.features == "linear":
         inner = inner[1:]  # folded; if there is none, the first layer is
     action = f.hidden * (f.units + direct) + sum(inner) + f.units * (latent + 1)
     return ForwardSizes(features, latent + 1, 1, network, latent * (f.units + direct), action, network)
 
 
-def each_place(f: ForwardConfig, places: Places, actions: int) -> ForwardSizes:
+def each_place(f: ForwardConfig, places: Grid, actions: int) -> ForwardSizes:
     """The same features at every place; h' and the action enter once for all of them."""
     p, c, u = places.count, places.channels, f.units
+    skips = f.features == "tanh+inputs"
     inner, everywhere = (f.layers - 2) * u * u, (f.hidden + actions) * u
-    features = u + (f.hidden + c + actions if f.skip else 0)
-    network = p * (places.seen * u + inner + features * c) + features - (c if f.skip else 0) + everywhere
-    state = p * (places.seen * u + (c * c if f.skip else 0))
-    action = f.hidden * (u + (c + 1 if f.skip else 0)) + p * (inner + u * c) + u
+    features = u + (f.hidden + c + actions if skips else 0)
+    network = p * (places.seen * u + inner + features * c) + features - (c if skips else 0) + everywhere
+    state = p * (places.seen * u + (c * c if skips else 0))
+    action = f.hidden * (u + (c + 1 if skips else 0)) + p * (inner + u * c) + u
     weights = places.seen * u + everywhere + inner + features * (c + 1) + (p + actions) * u
     return ForwardSizes(features, c + 1, p, network, state, action, weights)
 
 
-def places_of(config: PsdrlConfig, spec: EnvSpec) -> Places | None:
+def places_of(config: PsdrlConfig, spec: EnvSpec) -> Grid | None:
     """The grid that a latent state is, if it is one."""
     if spec.kind == "vector":
-        return Places(*spec.grid, channels_last=True) if spec.grid else None
-    c, size = config.autoencoder, spec.shape[1]
-    for kernel, stride in zip(c.kernels, c.strides, strict=True):
-        size = (size - kernel) // stride + 1
-    return None if c.latent else Places(size, size, c.channels[-1], channels_last=False)
+        return Grid(*spec.grid, channels_last=True) if spec.grid else None
+    last = layers(spec.shape[0], spec.shape[1], config.autoencoder.channels)[0][-1]
+    return None if config.autoencoder.latent else Grid(last.size, last.size, last.outputs, channels_last=False)
 
 
 def tanh_net(inputs: int, units: int, layers: int) -> int:
@@ -119,38 +119,27 @@ def convolutions(config: PsdrlConfig, spec: EnvSpec) -> tuple[int, int, int, int
     """Multiply-adds per frame of encoder and decoder, the latent size, and parameters."""
     if spec.kind == "vector":
         return 0, 0, spec.shape[0], 0
-    c, size, channels = config.autoencoder, spec.shape[1], spec.shape[0]
+    c, (forth, back) = config.autoencoder, layers(spec.shape[0], spec.shape[1], config.autoencoder.channels)
     encoder = decoder = parameters = 0
-    for outputs, kernel, stride in zip(c.channels, c.kernels, c.strides, strict=True):
-        size = (size - kernel) // stride + 1
-        encoder += size * size * outputs * channels * kernel * kernel
-        parameters += outputs * channels * kernel * kernel
-        channels = outputs
-    flat = channels * size * size
+    for layer in forth:
+        weights = layer.inputs * layer.outputs * layer.kernel**2
+        encoder, parameters = encoder + layer.size**2 * weights, parameters + weights
+    size = forth[-1].size
+    flat = forth[-1].outputs * size * size
     if c.latent:
         encoder, decoder, parameters = encoder + flat * c.latent, flat * c.latent, parameters + 2 * flat * c.latent
-    for inputs, outputs, kernel, stride in zip(
-        reversed(c.channels), [*reversed(c.channels[:-1]), spec.shape[0]], c.decoder_kernels, reversed(c.strides),
-        strict=True,
-    ):  # fmt: skip
-        decoder += size * size * inputs * outputs * kernel * kernel  # each input cell spreads over a kernel
-        size = (size - 1) * stride + kernel
-        parameters += inputs * outputs * kernel * kernel
+    for layer in back:
+        weights = layer.inputs * layer.outputs * layer.kernel**2
+        decoder, parameters = decoder + size * size * weights, parameters + weights  # a cell spreads over a kernel
+        size = layer.size
     return encoder, decoder, c.latent or flat, parameters
 
 
 def cells(config: PsdrlConfig, spec: EnvSpec) -> tuple[int, int]:
     """Activations per frame that the convolutions of encoder and decoder make."""
-    c, size = config.autoencoder, spec.shape[1]
-    encoder = decoder = 0
-    for outputs, kernel, stride in zip(c.channels, c.kernels, c.strides, strict=True):
-        size = (size - kernel) // stride + 1
-        encoder += outputs * size * size
-    inner = zip(reversed(c.channels[:-1]), c.decoder_kernels[:-1], tuple(reversed(c.strides))[:-1], strict=True)
-    for outputs, kernel, stride in inner:
-        size = (size - 1) * stride + kernel
-        decoder += outputs * size * size
-    return encoder, decoder + spec.shape[0] * spec.shape[1] * spec.shape[2]  # the last makes the picture
+    both = layers(spec.shape[0], spec.shape[1], config.autoencoder.channels)
+    encoder, decoder = (sum(layer.outputs * layer.size**2 for layer in part) for part in both)
+    return encoder, decoder
 
 
 def grid_bytes(config: PsdrlConfig, s: Sizes) -> float:

@@ -4,7 +4,7 @@ model, `psdrl.cost`."""
 import math
 from typing import NamedTuple
 
-from psdrl.agents.psdrl.planning import TABLE_BYTES
+from psdrl.agents.psdrl.rollout import TABLE_BYTES
 from psdrl.agents.psdrl.settings import PsdrlConfig
 from psdrl.cost.devices import COMPILED, KERNELS, Device
 from psdrl.cost.sizes import Sizes, cells, grid_bytes
