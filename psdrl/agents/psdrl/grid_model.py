@@ -120,6 +120,11 @@ class GridModel(WorldModel):
         """P."""
         return self.grid.count
 
+    @property
+    def widest(self) -> int:
+        """What the cells see, or their features and the maximum."""
+        return (self.grid.count + 1) * max(self.grid.seen, self.output.in_features)
+
     def linear_layers(self) -> list[nn.Linear]:
         """The feature network's layers."""
         return cast(list[nn.Linear], list(self.layers))
@@ -258,6 +263,7 @@ class GridTermination(Termination):
         super().__init__(grid.seen, config)
         self.grid = grid
         self.cell_bias = nn.Parameter(torch.zeros(grid.count, config.units))
+        self.widest = grid.count * max(grid.seen, config.units)
 
     def forward(self, x: Tensor, tanh_layer: TanhLayer = plain_tanh) -> Tensor:
         """(n, Z) -> (n,)."""

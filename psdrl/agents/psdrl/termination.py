@@ -12,6 +12,8 @@ from psdrl.agents.psdrl.settings import TerminationConfig
 class Termination(TanhNet):
     """Estimates omega (n,) of whether latent states (n, Z) are absorbing."""
 
+    widest = 0  # see `WorldModel.widest`
+
     def __init__(self, inputs: int, config: TerminationConfig) -> None:
         super().__init__(inputs, config.units, config.layers)
         self.weight = config.weight  # of an end's squared error

@@ -59,6 +59,11 @@ class WorldModel(nn.Module, ABC):
         """Rows that the feature network sees of each state and action."""
         return 1
 
+    @property
+    def widest(self) -> int:
+        """Numbers that the widest layer holds of a state and action, if that is more than a row; for the cost model."""
+        return 0
+
     @abstractmethod
     def feature_layers(self, x: Tensor, tanh_layer: TanhLayer = plain_tanh) -> Any:
         """Features phi(z, a, h) from x = [h', z, onehot(a)] (n, H + Z + A)."""
