@@ -69,7 +69,7 @@ BAD_INPUT: dict[str, tuple[tuple[str, ...], str]] = {
     "layers": ((*SMALL, "--value.layers", "1"), "--value.layers is 1"),
     "window": ((*SMALL, "--forward.window", "0"), "--forward.window is 0"),
     "period": ((*SMALL, "--policy.update-every", "0"), "--policy.update-every is 0"),
-    "noise": ((*SMALL, "--posterior.noise-reward", "0"), "--posterior.noise-reward is 0"),
+    "noise": ((*SMALL, "--posterior.noise", "1", "0"), "--posterior.noise is 1.0 0.0"),
     "learning rate": ((*SMALL, "--value.learning-rate", "nan"), "--value.learning-rate is nan"),
     "epsilon": ((*SMALL, "--policy.epsilon", "1.5"), "--policy.epsilon is 1.5"),
     "discount": ((*SMALL, "--value.discount", "1"), "--value.discount is 1"),
