@@ -188,7 +188,7 @@ def test_minatar_is_a_grid_and_others_are_refused():
         PsdrlAgent(config, env.spec)
     env.close()
     with pytest.raises(UserError, match="features tanh or"):
-        configure(env="minatar/asterix", forward={"features": "linear"})
+        debug_agent("fast", torch.float32, kind="grid", grid=True, forward={"features": "linear"})
 
 
 def test_one_scale_for_all_cells():

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from psdrl.agents.psdrl.encoder import Encoder
-from psdrl.agents.psdrl.grid import Grid
 from psdrl.agents.psdrl.settings import AutoencoderConfig
 from psdrl.errors import UserError
 from psdrl.kernels.convolution import (
@@ -83,7 +82,7 @@ class Autoencoder(Encoder):
         last, modules = forth[-1], list[nn.Module]()
         flat = (last.outputs, last.size, last.size)
         flat_size = last.outputs * last.size**2
-        super().__init__(config.latent or flat_size, standardise)
+        super().__init__((config.latent,) if config.latent else flat, standardise)
         for layer in forth:
             conv = GemmConv2d if layer.size <= FEW_PIXELS else nn.Conv2d
             modules += [conv(*layer[:4]), nn.ReLU(inplace=True)]  # ReLU also after the last
@@ -99,7 +98,6 @@ class Autoencoder(Encoder):
             inverse += [transposed(*layer[:4], output_padding=layer.padding), nn.ReLU(inplace=True)]
             size = layer.size
         self.encoder, self.decoder = nn.Sequential(*modules), nn.Sequential(*inverse[:-1])  # no ReLU after the last
-        self.grid = None if config.latent else Grid(last.size, last.size, last.outputs, channels_last=False)
         self.reduction = reduction
         # First and last layer as products with the image's patches, if these tile it at both ends.
         stride = forth[0].stride

@@ -1,13 +1,12 @@
 """The interface of encoders (Eq. 1): observations to latent states. `autoencoder.Autoencoder` is the one for images."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-
-from psdrl.agents.psdrl.grid import Grid
 
 LEAST_DEVIATION = 0.1  # of the largest: pixels that hardly ever change must not become the loudest
 
@@ -27,15 +26,17 @@ class Encoder(nn.Module, ABC):
     here, the same for every kind."""
 
     trained = False  # whether there are parameters to learn (Eq. 1)
-    grid: Grid | None = None  # the grid of cells that a latent state is, if it is one
+    channels_last = False  # of latent states that are pictures
 
-    def __init__(self, latent_size: int, standardise: bool = False) -> None:
+    def __init__(self, latent_shape: tuple[int, ...], standardise: bool = False) -> None:
+        """`latent_shape`: (Z,), or three numbers if a latent state is a picture of Z numbers."""
         super().__init__()
-        self.latent_size, self.standardise = latent_size, standardise
+        self.latent_shape, self.latent_size = latent_shape, math.prod(latent_shape)
+        self.standardise = standardise
         self.latent_mean: Tensor
         self.latent_scale: Tensor
-        self.register_buffer("latent_mean", torch.zeros(latent_size))
-        self.register_buffer("latent_scale", torch.ones(latent_size))
+        self.register_buffer("latent_mean", torch.zeros(self.latent_size))
+        self.register_buffer("latent_scale", torch.ones(self.latent_size))
 
     @abstractmethod
     def latents(self, observations: Tensor) -> Tensor:
@@ -76,13 +77,18 @@ class Encoder(nn.Module, ABC):
         self.latent_mean.copy_(world.of_scale(mean))
         self.latent_scale.copy_(world.of_scale(scale))
 
+    def rescale_(self, table: Tensor, slots: Tensor, world: Scales) -> None:
+        """The same from the states at these slots (n,) of a table (m, Z), which are then scaled in place."""
+        if self.standardise:
+            latents = table[slots]
+            self.renew_scale(lambda: latents, world)
+            table[slots] = self.scaled(latents)
+
 
 class Identity(Encoder):
     """Vectors are their own latent state: nothing is learned."""
 
-    def __init__(self, size: int, grid: tuple[int, int, int] | None = None, standardise: bool = False) -> None:
-        super().__init__(size, standardise)
-        self.grid = Grid(*grid, channels_last=True) if grid else None
+    channels_last = True
 
     def latents(self, observations: Tensor) -> Tensor:
         """The observations, on the networks' device and in their dtype."""

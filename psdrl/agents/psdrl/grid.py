@@ -17,6 +17,12 @@ class Grid:
     channels: int
     channels_last: bool  # a cell's numbers lie together (MinAtar); else each channel is a plane (convolutions)
 
+    @classmethod
+    def of(cls, shape: tuple[int, ...], channels_last: bool) -> "Grid":
+        """The grid that a picture of this shape is."""
+        height, width, channels = shape if channels_last else (*shape[1:], shape[0])
+        return cls(height, width, channels, channels_last)
+
     @property
     def count(self) -> int:
         """P."""

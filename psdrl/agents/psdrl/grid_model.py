@@ -17,6 +17,7 @@ from psdrl.agents.psdrl.regression import Statistics
 from psdrl.agents.psdrl.settings import ForwardConfig, TerminationConfig
 from psdrl.agents.psdrl.termination import Termination
 from psdrl.agents.psdrl.world_model import SampledModel, SampledWorld, WorldModel
+from psdrl.errors import UserError
 from psdrl.kernels.gru_actions import gru_actions
 from psdrl.kernels.linear_tanh import linear, linear_tanh
 from psdrl.kernels.posterior import posterior_factor
@@ -106,6 +107,8 @@ class GridModel(WorldModel):
     on what the units of the first layer see: what an action does to what is there shows before any training."""
 
     def __init__(self, grid: Grid, num_actions: int, config: ForwardConfig, reduction: str = "sum") -> None:
+        if config.features == "linear":
+            raise UserError("--grid needs --forward.features tanh or tanh+inputs: its cells have no linear features.")
         super().__init__(grid.count * grid.channels, num_actions, config, reduction)
         self.layers = feature_network(config.hidden + grid.seen + num_actions, config)
         self.with_inputs = config.features == "tanh+inputs"

@@ -113,11 +113,7 @@ def encode_buffer(models: Models, replay: Replay, execution: Execution = EAGER) 
         with execution.autocast():
             latents = models.autoencoder.latents(replay.frames(slots))
         table[slots] = latents.to(table)
-    if models.autoencoder.standardise:
-        slots = replay.stored_slots()
-        latents = table[slots]
-        models.autoencoder.renew_scale(lambda: latents, models.forward_model)
-        table[slots] = models.autoencoder.scaled(latents)
+    models.autoencoder.rescale_(table, replay.stored_slots(), models.forward_model)
     return table
 
 

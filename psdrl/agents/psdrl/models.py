@@ -7,6 +7,7 @@ from torch import nn
 from psdrl.agents.psdrl.autoencoder import Autoencoder
 from psdrl.agents.psdrl.encoder import Encoder, Identity
 from psdrl.agents.psdrl.flat_model import FlatModel
+from psdrl.agents.psdrl.grid import Grid
 from psdrl.agents.psdrl.grid_model import GridModel, GridTermination
 from psdrl.agents.psdrl.settings import PsdrlConfig
 from psdrl.agents.psdrl.termination import Termination
@@ -20,7 +21,7 @@ def make_encoder(config: PsdrlConfig, spec: EnvSpec) -> Encoder:
     """An autoencoder for images; vectors are their own latent state."""
     if spec.kind == "image":
         return Autoencoder(spec.shape, config.autoencoder, config.standardise, config.loss_reduction)
-    return Identity(spec.shape[0], spec.grid, config.standardise)
+    return Identity(spec.grid or spec.shape, config.standardise)
 
 
 class Models(nn.Module):
@@ -29,14 +30,15 @@ class Models(nn.Module):
     def __init__(self, config: PsdrlConfig, spec: EnvSpec) -> None:
         super().__init__()
         self.autoencoder = make_encoder(config, spec)
-        latent, grid = self.autoencoder.latent_size, self.autoencoder.grid
-        if config.grid and grid is None:
+        latent, shape = self.autoencoder.latent_size, self.autoencoder.latent_shape
+        if config.grid and len(shape) != 3:
             raise UserError(
                 f"{spec.name} has no grid of cells, which --grid needs: MinAtar's observations are one, and what an "
                 "autoencoder with --autoencoder.latent 0 makes of images."
             )
         self.forward_model: WorldModel
-        if config.grid and grid:
+        if config.grid:
+            grid = Grid.of(shape, self.autoencoder.channels_last)
             self.forward_model = GridModel(grid, spec.num_actions, config.forward, config.loss_reduction)
             self.termination: Termination = GridTermination(grid, config.termination)
         else:

@@ -48,8 +48,6 @@ def check(config: "PsdrlConfig") -> None:
         raise UserError(f"--value.target-rate is {config.value.target_rate} but must be at most 1, which copies.")
     if not 0 <= config.value.discount < 1:
         raise UserError(f"--value.discount is {config.value.discount} but must lie in [0, 1).")
-    if config.grid and config.forward.features == "linear":
-        raise UserError("--grid needs --forward.features tanh or tanh+inputs: its cells have no linear features.")
     if not config.autoencoder.channels or min(config.autoencoder.channels) < 1:
         raise UserError("--autoencoder.channels must be one or more positive numbers.")
     for name in ("posterior.prior", "posterior.noise", "policy.update_every"):
