@@ -68,18 +68,18 @@ class GridStatistics(Statistics):
         return self.near.rows if group == 0 else self.rows
 
     @property
-    def lower(self) -> Tensor:  # type: ignore[override]
+    def lower(self) -> Tensor:
         """(k, k), of which only the lower triangle is the cells' Phi^T Phi."""
         near, mixed = self.near.lower, self._mixed
         return torch.cat([torch.cat([near, mixed.T], 1), torch.cat([mixed, self._square], 1)])
 
     @property
-    def cross(self) -> Tensor:  # type: ignore[override]
+    def cross(self) -> Tensor:
         """(k, C + 1) Phi^T T of the cells and of the reward."""
         return torch.cat([torch.cat([self.near.cross, self._cross]), self.reward.cross], 1)
 
     @property
-    def squares(self) -> Tensor:  # type: ignore[override]
+    def squares(self) -> Tensor:
         """(C + 1,)."""
         return torch.cat([self.near.squares, self.reward.squares])
 

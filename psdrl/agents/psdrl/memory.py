@@ -1,7 +1,7 @@
 """What a world model's memory means for the stored states: which hidden states they have, which need predictions."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -27,20 +27,6 @@ def targets_at(replay: Replay, latents: Tensor, slots: Tensor) -> Tensor:
     """[z', r] (n, Z + 1) of the transitions at slots (n,)."""
     following = latents[(slots + 1) % replay.num_slots]
     return torch.cat([following, replay.rewards[slots, None].to(following)], 1)
-
-
-class Memory(Protocol):
-    """How h depends on the past."""
-
-    def transitions(self, model: "WorldModel", replay: Replay, latents: Tensor, rows: int) -> Iterator[Transitions]:
-        """All stored transitions, at most `rows` at a time (at least one step)."""
-
-    def hidden_states(self, model: "WorldModel", replay: Replay, latents: Tensor, rows: int) -> Tensor:
-        """h_t (slots, H) of all stored states but the last of each episode, as playing leads to them."""
-
-    def distinct(self, latents: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Of states at slots (n,) with the h of their episodes: slots (m,) that suffice to predict from, and which of
-        these (n,) each is."""
 
 
 class Stretch(NamedTuple):
@@ -79,24 +65,28 @@ def walk(model: "WorldModel", replay: Replay, latents: Tensor, chunk_rows: int) 
         time += steps
 
 
-class Recurrent:
+class Memory:
     """h is the GRU's: every state of every episode has its own."""
 
     def transitions(self, model: "WorldModel", replay: Replay, latents: Tensor, rows: int) -> Iterator[Transitions]:
+        """All stored transitions, at most `rows` at a time (at least one step)."""
         for slots, inputs, _, next_hidden in walk(model, replay, latents, rows):
             yield Transitions(torch.cat([next_hidden, inputs], 1), targets_at(replay, latents, slots))
 
     def hidden_states(self, model: "WorldModel", replay: Replay, latents: Tensor, rows: int) -> Tensor:
+        """h_t (slots, H) of all stored states but the last of each episode, as playing leads to them."""
         table = model.no_hidden(replay.num_slots)
         for stretch in walk(model, replay, latents, rows):
             table[stretch.slots] = stretch.hidden
         return table
 
     def distinct(self, latents: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Of states at slots (n,) with the h of their episodes: slots (m,) that suffice to predict from, and which of
+        these (n,) each is."""
         return slots, torch.arange(len(slots), device=slots.device)
 
 
-class Memoryless:
+class Memoryless(Memory):
     """h stays zero (`--forward.recurrent 0`): equal states have equal predictions."""
 
     def __init__(self, gru: nn.GRUCell) -> None:

@@ -19,23 +19,14 @@ def one_hot(actions: Tensor, num_actions: int, like: Tensor) -> Tensor:
 
 
 class TanhLayer(Protocol):
-    """tanh(x W^T + b), to which rows of `state` and `columns` are added as in `psdrl.kernels.linear_tanh`."""
+    """tanh(x W^T + b), by PyTorch's operations, for training, or by the kernels without autograd."""
 
-    def __call__(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None = None, columns: Tensor | None = None
-    ) -> Tensor: ...
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor, /) -> Tensor: ...
 
 
-def plain_tanh(
-    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None = None, columns: Tensor | None = None
-) -> Tensor:
-    """The layer by PyTorch's operations: y (r, U) from x (r, k), state (n, U), columns (r / n, U)."""
-    y = F.linear(x, weight, bias)
-    if state is not None:
-        y = (y.view(len(state), -1, y.shape[1]) + state[:, None]).flatten(0, 1)
-    if columns is not None:
-        y = (y.view(-1, *columns.shape) + columns).flatten(0, 1)
-    return torch.tanh(y)
+def plain_tanh(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """The layer by PyTorch's operations: (r, U) from x (r, k)."""
+    return torch.tanh(F.linear(x, weight, bias))
 
 
 class TanhNet(nn.Module):

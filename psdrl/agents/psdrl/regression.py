@@ -17,7 +17,19 @@ class Statistics:
     shared = True  # whether latent states and reward have the same features
 
     def __init__(self, lower: Tensor, cross: Tensor, squares: Tensor, rows: int) -> None:
-        self.lower, self.cross, self.squares, self.rows = lower, cross, squares, rows
+        self._sums, self.rows = (lower, cross, squares), rows
+
+    @property
+    def lower(self) -> Tensor:
+        return self._sums[0]
+
+    @property
+    def cross(self) -> Tensor:
+        return self._sums[1]
+
+    @property
+    def squares(self) -> Tensor:
+        return self._sums[2]
 
     @classmethod
     def empty(cls, features: int, outputs: int, device: torch.device) -> "Statistics":
@@ -40,5 +52,5 @@ class Statistics:
             root = times.double().sqrt()[:, None]
             features, targets = features * root, targets * root
         gram_accumulate_(self.lower, self.cross, features.to(targets), targets)
-        self.squares += targets.double().square().sum(0)
+        self.squares.add_(targets.double().square().sum(0))
         self.rows += len(features) if times is None else int(times.sum())

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from psdrl.agents.psdrl.memory import Memory, Memoryless, Recurrent
+from psdrl.agents.psdrl.memory import Memory, Memoryless
 from psdrl.agents.psdrl.networks import TanhLayer, one_hot, plain_tanh
 from psdrl.agents.psdrl.regression import Statistics
 from psdrl.agents.psdrl.settings import ForwardConfig
@@ -49,7 +49,7 @@ class WorldModel(nn.Module, ABC):
         super().__init__()
         self.latent_size, self.num_actions, self.hidden_size = latent, num_actions, config.hidden
         self.gru = nn.GRUCell(latent + num_actions, config.hidden)
-        self.memory: Memory = Recurrent() if config.recurrent else Memoryless(self.gru)
+        self.memory = Memory() if config.recurrent else Memoryless(self.gru)
         self.reduction, self._automatic = reduction, config.reward_weight == 0
         self.reward_weight: Tensor
         self.register_buffer("reward_weight", torch.tensor(config.reward_weight or 1.0))
