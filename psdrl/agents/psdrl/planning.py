@@ -70,7 +70,7 @@ def train_value(
         with execution.autocast():
             targets = targets_of(Predictions(latents_hidden, rewards, omega), models.target).view(states.shape[:2])
             for x, target in zip(states, targets, strict=True):
-                losses += [gradient(network, x, target) for network in value.networks()]
+                losses += value.each(gradient, x, target)
                 optimiser.step()
         return (torch.stack(losses),)
 

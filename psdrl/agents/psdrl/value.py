@@ -1,7 +1,7 @@
 """The value network and its target (Eq. 5 to 7), with what this implementation adds: several networks of which the
 minimum counts, a share of random actions in the targets, averaged target networks."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import cast
 
 import torch
@@ -40,6 +40,10 @@ class MinEnsemble(nn.ModuleList):
         """Eq. 5 of each network, for states [z, h] (n, Z + H) and targets (n,)."""
         errors = torch.stack([network(states) - targets for network in self])
         return errors.square().mean(1)
+
+    def each(self, step: Callable[[TanhNet, Tensor, Tensor], Tensor], states: Tensor, targets: Tensor) -> list[Tensor]:
+        """What `step` makes of each network, states [z, h] (n, Z + H) and targets (n,)."""
+        return [step(network, states, targets) for network in self.networks()]
 
     def backup(self, returns: Tensor) -> Tensor:
         """The targets (n,) that one-step returns (n, A) give: their maximum, with a share of their mean."""
