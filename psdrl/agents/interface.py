@@ -2,7 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Protocol
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
@@ -13,6 +14,19 @@ from psdrl.envs.vector import EnvSpec, Step
 from psdrl.runtime.work import Workload
 
 Metrics = dict[str, float]
+
+
+@dataclass
+class Result:
+    """One line of `psdrl.doctor`'s report: what `examine(device, quick, seconds)` in the `examination` of an agent's
+    folder gives."""
+
+    kind: str
+    name: str
+    status: Literal["ok", "wrong", "skipped"]
+    detail: str
+    data: dict[str, Any] = field(default_factory=dict)
+    hint: str = ""  # what to do if it is wrong
 
 
 class Actor(Protocol):

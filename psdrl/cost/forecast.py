@@ -18,6 +18,7 @@ from psdrl.cost.devices import GPUS, REACHED, data_sheet, measure_here
 from psdrl.envs import make_env
 from psdrl.envs.vector import EnvSpec
 from psdrl.errors import UserError
+from psdrl.kernels import triton_support
 from psdrl.runtime.work import Device, Loop, Workload
 
 ENVIRONMENT = {"image": 1e-3, "vector": 4e-5}  # seconds per step of one environment: Pong, DeepSea (bench/RESULTS.md)
@@ -37,6 +38,7 @@ class Forecast(NamedTuple):
 
 def workload(config: Config, spec: EnvSpec) -> Workload:
     """The work of the agent that the settings name."""
+    triton_support.missing()  # PyTorch's counting imports Triton and breaks on a broken one; asking first hides it
     found = entry(config.algo).agent.workload(config, spec)
     if found is None:
         raise UserError(f"There is no cost model of {config.algo}: nothing is known of its work.")

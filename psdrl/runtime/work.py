@@ -4,6 +4,7 @@ Shapes come from the networks themselves: `count` runs them on the meta device, 
 """
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -11,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
 
 # Operations, counted with a dispatch mode at the cpu preset: per layer and gradient step of a tanh network and of a
 # convolution, and besides the layers of a gradient step.
@@ -165,28 +165,29 @@ class _Counter(TorchDispatchMode):
     CONVOLUTIONS: ClassVar = {torch.ops.aten.convolution, torch.ops.aten.convolution_backward}
 
     def __init__(self, inputs: Iterable[Any]) -> None:
+        from torch.utils.flop_counter import flop_registry  # imports Triton, which importing this must not do
+
         super().__init__()
-        self.counts = dict.fromkeys(Count._fields, 0)
+        self.formulas, self.counts = flop_registry, Counter(dict.fromkeys(Count._fields, 0))
         self._passing: dict[int, Any] = {}  # storages of inputs and results, kept so that no other takes their address
         self._note(inputs)
 
     def _note(self, tree: Any) -> int:
-        storages = [x.untyped_storage() for x in tree_leaves(tree) if isinstance(x, Tensor)]
-        self._passing |= {storage._cdata: storage for storage in storages}
-        return sum(x.numel() for x in tree_leaves(tree) if isinstance(x, Tensor))
+        tensors = [x for x in tree_leaves(tree) if isinstance(x, Tensor)]
+        self._passing |= {x.untyped_storage()._cdata: x.untyped_storage() for x in tensors}
+        return sum(x.numel() for x in tensors)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result, kind, counts = func(*args, **(kwargs or {})), func._overloadpacket, self.counts
-        if kind in flop_registry:
-            macs = flop_registry[kind](*args, **(kwargs or {}), out_val=result) // 2
+        result, kind = func(*args, **(kwargs or {})), func._overloadpacket
+        if kind in self.formulas:
+            macs = self.formulas[kind](*args, **(kwargs or {}), out_val=result) // 2
             matrices = [x for x in args if isinstance(x, Tensor) and x.ndim > 1]
             stored = [x.numel() for x in matrices if x.untyped_storage()._cdata not in self._passing]
-            counts["macs"], counts["weights"] = counts["macs"] + macs, counts["weights"] + sum(stored)
+            self.counts.update(macs=macs, weights=sum(stored))
             if kind in self.CONVOLUTIONS:
-                counts["convolutions"] += macs
-                counts["cells"] += sum(x.numel() for x in tree_leaves(result) if isinstance(x, Tensor))
+                self.counts.update(convolutions=macs, cells=self._note(result))
         if not func.is_view:
-            counts["numbers"], counts["launches"] = counts["numbers"] + self._note(result), counts["launches"] + 1
+            self.counts.update(numbers=self._note(result), launches=1)
         return result
 
 

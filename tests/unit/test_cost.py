@@ -1,6 +1,5 @@
 """The arithmetic of the cost model."""
 
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from psdrl import configure
+from psdrl.agents.bootstrap.work import BootstrapWorkload
 from psdrl.agents.interface import Agent
 from psdrl.agents.psdrl.agent import PsdrlAgent
 from psdrl.agents.psdrl.flat_model import Folded
@@ -93,6 +93,32 @@ def test_a_real_update_has_the_operations_that_are_counted(features):
     last = models.forward_model.layers[-1].weight.numel()  # if it is linear it is folded into W~, once
     folded = 2 * work.outputs * last if features == "linear" else 0
     assert found["value"] == model["value"] - 2 * 3 * unneeded + folded
+
+
+def test_planning_on_a_grid_has_the_operations_that_are_counted():
+    spec = EnvSpec("test", "vector", (100,), "uint8", 3, "none", (5, 5, 4))
+    local = {"local": True, "feature_activation": "tanh", "skip": True}
+    config = configure(
+        env="minatar/breakout", preset="debug", device="cpu", forward=local, termination={"local": True},
+        replay={"batch": 5, "length": 8}, value={"iterations": 3, "start": "zero"},
+    )  # fmt: skip
+    agent, work = filled(config, spec), PsdrlWorkload(config, spec)
+    unneeded = 5 * 8 * agent.models.value[0].layers[0].weight.numel() + 5 * work.gru
+    assert real_flops(agent)["value"] == work.update(80)["value"].total - 2 * 3 * unneeded
+
+
+def test_what_is_counted_of_a_network():
+    """By hand: a convolution and a linear layer on 2 pictures, then the gradient, which pictures need none of."""
+    with torch.device("meta"):
+        convolution, linear = torch.nn.Conv2d(3, 4, 2), torch.nn.Linear(4 * 3 * 3, 5)
+        pictures = torch.empty(2, 3, 4, 4)
+    macs, weights_of = 2 * 9 * 4 * 3 * 4, 4 * 3 * 4
+    found = count(lambda x: linear(convolution(x).flatten(1)).relu(), pictures)
+    assert found == (macs + 2 * 5 * 36, macs, weights_of + 5 * 36, 2 * 4 * 9, 2 * 4 * 9 + 2 * 5 + 2 * 5, 3)
+    learned = count(lambda x: linear(convolution(x).flatten(1)).sum().backward(), pictures)
+    assert (learned.macs, learned.convolutions) == (2 * macs + 3 * 2 * 5 * 36, 2 * macs)
+    assert learned.weights == 2 * (weights_of + 5 * 36), "forward and backward"
+    assert (weights(convolution), weights(linear)) == (weights_of, 5 * 36)
 
 
 @pytest.mark.parametrize("spec", [PONG, EnvSpec("test", "vector", (100,), "float32", 3, "none", (5, 5, 4))])
@@ -343,17 +369,27 @@ def test_an_agent_that_nobody_described(monkeypatch):
 def test_bootstrap_asks_its_networks_only_after_the_random_steps():
     config = configure(algo="bootstrap", game="Pong", preset="debug", device="cpu", steps=1000)
     config = replace(config, exploration=replace(config.exploration, random_steps=250, epsilon=0.0, epsilon_steps=0))
-    work = workload(config, PONG)
-    assert work.act(1).times == pytest.approx(0.75, abs=0.01)
-    assert work.play().parts[0].weights > work.act(1).parts[0].weights, "all heads vote, one acts"
+    assert workload(config, PONG).act(1).times == pytest.approx(0.75, abs=0.01)
 
 
-def test_rates_are_those_of_the_trials():
-    """Launching is no part of a rate; where there is no trial, products stand for it."""
-    waited = lambda: time.sleep(0.02)  # noqa: E731
-    device = measure_here({"flops": Trial(2e7, waited), "gradient": Trial(2e7, waited, launches=1e9)})
-    assert device.flops == device.convolution == device.flops64 == pytest.approx(1e9, rel=0.1)
-    assert device.gradient == pytest.approx(1e10, rel=0.1), "but nine tenths at most"
+def test_bootstrap_gathers_the_weights_of_the_head_that_acts():
+    config = configure(algo="bootstrap", game="Pong", preset="paper", device="cpu")
+    work = BootstrapWorkload(config, PONG)
+    torso, heads = (2 * weights(part) for part in (work.networks.online.torso, work.networks.online.heads))
+    assert work.play().parts[0].weights == pytest.approx(torso + heads, rel=0.03), "all vote"
+    assert work.act(1).parts[0].weights == pytest.approx(torso + 3 * heads / 9, rel=0.06)
+    assert work.act(9).parts[0].weights < work.act(8).parts[0].weights, "from 9 rows on nothing is gathered"
+
+
+@pytest.mark.parametrize(("launches", "gradient"), [(0, 1e9), (50 * 34 / 2, 2e9), (1e9, 1e10)])
+def test_rates_are_those_of_the_trials(launches, gradient, monkeypatch):
+    """Launching is no part of a rate, nine tenths of the time at most; where there is no trial, products stand for it.
+    Everything takes 20 ms, also 50 tiny steps of 34 operations."""
+    monkeypatch.setattr("psdrl.cost.devices.best", lambda call: 0.02)
+    device = measure_here({"flops": Trial(2e7, list), "gradient": Trial(2e7, list, launches)})
+    assert device.flops == device.convolution == device.flops64 == pytest.approx(1e9)
+    assert device.gradient == pytest.approx(gradient)
+    assert device.launch == pytest.approx(0.02 / 50 / 34)
 
 
 def test_command_line(cli_run):

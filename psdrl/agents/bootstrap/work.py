@@ -75,7 +75,9 @@ class BootstrapWorkload(Workload):
             return self._loop(count(lambda frames: vote(self.networks.q(frames)), self._frames(1)))
 
     def _loop(self, found: Count, times: float = 1.0) -> Loop:
-        work = Work(flops=2 * found.macs, weights=found.weights, casts=found.weights, launches=found.launches)
+        """Weights are read; a few rows gather their heads' weights first, which reads, writes and reads them."""
+        moved = found.weights + 3 * found.numbers
+        work = Work(flops=2 * found.macs, weights=moved, casts=found.weights, launches=found.launches)
         return Loop((work,), times, captured=True)
 
     def memory(self) -> dict[str, float]:

@@ -60,9 +60,8 @@ def _learn(models: Models, config: PsdrlConfig) -> None:
     for rows in (batch * config.forward.window, chunk):
         forward_model.feature_layers(torch.empty(rows, inputs), linear_tanh)
     models.termination(torch.empty(batch * config.forward.window, latent), linear_tanh)
-    value_gradient(
-        models.value.networks()[0], torch.empty(batch, latent + forward_model.hidden_size), torch.empty(batch)
-    )
+    states = torch.empty(batch, latent + forward_model.hidden_size)
+    models.value.each(value_gradient, states, torch.empty(batch))
 
 
 def check_kernels(config: PsdrlConfig, spec: EnvSpec, device: torch.device) -> list[checks.Finding]:
