@@ -97,10 +97,9 @@ def test_a_real_update_has_the_operations_that_are_counted(features):
 
 def test_planning_on_a_grid_has_the_operations_that_are_counted():
     spec = EnvSpec("test", "vector", (100,), "uint8", 3, "none", (5, 5, 4))
-    local = {"local": True, "feature_activation": "tanh", "skip": True}
     config = configure(
-        env="minatar/breakout", preset="debug", device="cpu", forward=local, termination={"local": True},
-        replay={"batch": 5, "length": 8}, value={"iterations": 3, "start": "zero"},
+        env="minatar/breakout", preset="debug", device="cpu", grid=True, forward={"features": "tanh+inputs"},
+        replay={"batch": 5, "length": 8}, value={"iterations": 3},
     )  # fmt: skip
     agent, work = filled(config, spec), PsdrlWorkload(config, spec)
     unneeded = 5 * 8 * agent.models.value[0].layers[0].weight.numel() + 5 * work.gru
