@@ -7,7 +7,9 @@ import dataclasses
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+import tyro
 
 from psdrl.errors import UserError
 
@@ -80,6 +82,8 @@ class Config:
     """Most rows that a network sees at once: bounds memory, changes no result but rounding. [ours: measured]"""
     logdir: Path | None = None
     """Where everything is written; the same directory resumes. Default: runs/ENV-ALGO-SEED."""
+    log: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """Log to wandb or mlflow too, or both (wandb,mlflow); metrics.jsonl and TensorBoard are always written."""
     resume: Literal["auto", "never", "must"] = "auto"
     """Continue a run found in logdir: if there is one, never (refuse), or insist on one."""
     eval_every: int = 10_000

@@ -17,7 +17,7 @@ from psdrl.cost.sizes import Sizes, grid_bytes
 from psdrl.cost.work import foreseen_bytes
 from psdrl.envs.vector import EnvSpec, Step, VectorEnv
 from psdrl.replay.episodes import Replay
-from psdrl.run.log import Log
+from psdrl.run.callbacks import Scalars
 
 Array = NDArray[np.float64]
 
@@ -149,7 +149,7 @@ def count_steps(optimiser: torch.optim.Optimizer) -> list[int]:
     return steps
 
 
-class ListLog(Log):
+class ListLog(Scalars):
     """Keeps what the training loop logs."""
 
     def __init__(self) -> None:

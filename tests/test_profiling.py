@@ -16,7 +16,6 @@ from psdrl.runtime import profiling
 from psdrl.runtime.execution import Execution
 from psdrl.runtime.graphs import Cuda
 from psdrl.runtime.profiling import CudaDevice, Phases, Profile
-from tests.helpers import ListLog
 
 LINES = PsdrlAgent.PHASES
 
@@ -122,9 +121,7 @@ def test_a_cpu_run_writes_a_trace(tmp_path):
         policy={"update_every": 8, "update_every_early": 8},
     )  # fmt: skip
     env = make_env(config)
-    log = ListLog()
-    log.logdir = tmp_path
-    train(PsdrlAgent(config, env.spec), env, log)
+    train(PsdrlAgent(config, env.spec), env, logdir=tmp_path)
     trace = json.loads((tmp_path / "trace-1-2.json").read_text())
     names = [event.get("name") for event in trace["traceEvents"]]
     for line in LINES.values():

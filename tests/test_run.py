@@ -17,7 +17,8 @@ from psdrl.agents import registry
 from psdrl.agents.psdrl.agent import PsdrlAgent
 from psdrl.envs import make_env
 from psdrl.run.checkpoint import latest, restore, save
-from psdrl.run.log import RunLog
+from psdrl.run.callbacks import resume
+from psdrl.run.log import positions, run_callbacks
 from psdrl.run.loop import train
 from tests.conftest import Run
 
@@ -144,15 +145,16 @@ def test_resumed_metrics_have_no_duplicates(tmp_path: Path) -> None:
 
     env = make_env(config)
     agent = PsdrlAgent(config, env.spec)
-    with pytest.raises(Died), RunLog(tmp_path, config.steps) as log:
-        train(agent, env, log, die)
+    with pytest.raises(Died):
+        train(agent, env, run_callbacks(config), die, tmp_path)
     path = latest(tmp_path)
     assert path
     assert path.name == "checkpoint-500"
     resumed = PsdrlAgent(config, env.spec)
     logged = restore(path, resumed)
-    with RunLog(tmp_path, config.steps, resumed.step, logged) as log:
-        train(resumed, env, log)
+    callbacks = run_callbacks(config)
+    resume(callbacks, positions(resumed, logged))
+    train(resumed, env, callbacks, logdir=tmp_path)
     env.close()
     lines = metrics(tmp_path)
     for key in ("loss/value", "eval/return", "train/return"):

@@ -25,7 +25,7 @@ from psdrl.version import __version__
 
 # A resumed run may differ in these; everything else must be as it was.
 FREE = {
-    *("steps", "logdir", "resume", "device", "compile", "cuda_graphs", "profile"),
+    *("steps", "logdir", "log", "resume", "device", "compile", "cuda_graphs", "profile"),
     *("eval_every", "eval_episodes", "checkpoint_every"),
     "replay.device",  # where the frames lie changes no number
 }

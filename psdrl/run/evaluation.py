@@ -12,7 +12,7 @@ from rich.console import Console
 
 from psdrl.agents.interface import Agent
 from psdrl.agents.registry import make_agent
-from psdrl.envs import make_env
+from psdrl.envs import VectorEnv, make_env
 from psdrl.errors import UserError
 from psdrl.run.checkpoint import latest, read_config, restore
 
@@ -23,12 +23,14 @@ def evaluate(
     stream: int = 10_000,
     on_frame: Callable[[NDArray[np.uint8]], None] | None = None,
     policy: str | None = None,
+    make: Callable[[int], VectorEnv] | None = None,
 ) -> list[float]:
     """Returns of `episodes` episodes of this policy, the agent's default if none is named, with the noise of training.
 
-    The environment, hidden state and random stream are its own: training goes on as if nothing had happened.
+    The environment, hidden state and random stream are its own: training goes on as if nothing had happened. `make`
+    gives an environment for a stream, by default the one that the settings name.
     """
-    env = make_env(agent.config, num_envs=1, stream=stream, render=on_frame is not None)
+    env = make(stream) if make else make_env(agent.config, num_envs=1, stream=stream, render=on_frame is not None)
     try:
         actor = agent.player(stream, policy)
         observation = env.reset()

@@ -20,7 +20,8 @@ from psdrl.envs import make_env
 from psdrl.errors import UserError
 from psdrl.kernels import dispatch, posterior
 from psdrl.run.checkpoint import check_same, latest, restore, write_config
-from psdrl.run.log import RunLog
+from psdrl.run.callbacks import resume
+from psdrl.run.log import positions, run_callbacks
 from psdrl.run.loop import train
 from psdrl.version import __version__
 
@@ -55,7 +56,8 @@ def run(config: Config, why_preset: str, arguments: list[str]) -> int:
     config.check()
     logdir = config.logdir or Path("runs") / f"{config.env_name}-{config.algo}-{config.seed}".replace("/", "-")
     config = replace(config, logdir=logdir)
-    checkpoint = _find_checkpoint(config, logdir)
+    callbacks = run_callbacks(config, console)
+    checkpoint = find_checkpoint(config, logdir)
     env = make_env(config)
     agent = make_agent(config, env.spec, check=True)
     for name, problem in agent.failed.items():
@@ -64,6 +66,7 @@ def run(config: Config, why_preset: str, arguments: list[str]) -> int:
             f"{name} fails its check on {agent.device}: {problem}; the fallback serves. See python -m psdrl.doctor.",
         )
     logged = restore(checkpoint, agent) if checkpoint else 0
+    resume(callbacks, positions(agent, logged))
     write_config(logdir, config)
     _summary(console, agent, why_preset, checkpoint)
     _forecast(console, agent)
@@ -73,8 +76,8 @@ def run(config: Config, why_preset: str, arguments: list[str]) -> int:
         return 0
     again = f"python -m psdrl.train {shlex.join(arguments)}"  # the same logdir resumes
     try:
-        with RunLog(logdir, config.steps, agent.step, logged, console) as log, Stop(console) as stop:
-            train(agent, env, log, stop)
+        with Stop(console) as stop:
+            train(agent, env, callbacks, stop, logdir)
     except KeyboardInterrupt:
         kept = latest(logdir)
         since = f"continues from {kept.name}" if kept else "starts again, for no checkpoint was written"
@@ -100,7 +103,7 @@ def _warn(console: Console, text: str) -> None:
     console.print(f"[bold]warning[/]      {escape(text)}", highlight=False, soft_wrap=True)
 
 
-def _find_checkpoint(config: Config, logdir: Path) -> Path | None:
+def find_checkpoint(config: Config, logdir: Path) -> Path | None:
     """What to resume from, by --resume; refuses to touch what belongs to another run."""
     if logdir.exists() and not logdir.is_dir():
         raise UserError(f"--logdir {logdir} is a file: name a directory.")
