@@ -16,8 +16,8 @@ from psdrl import cli
 from psdrl.agents import registry
 from psdrl.agents.psdrl.agent import PsdrlAgent
 from psdrl.envs import make_env
-from psdrl.run.checkpoint import latest, restore, save
 from psdrl.run.callbacks import resume
+from psdrl.run.checkpoint import latest, restore, save
 from psdrl.run.log import positions, run_callbacks
 from psdrl.run.loop import train
 from tests.conftest import Run

@@ -19,8 +19,8 @@ from psdrl.cost import forecast as cost
 from psdrl.envs import make_env
 from psdrl.errors import UserError
 from psdrl.kernels import dispatch, posterior
-from psdrl.run.checkpoint import check_same, latest, restore, write_config
 from psdrl.run.callbacks import resume
+from psdrl.run.checkpoint import check_same, latest, restore, write_config
 from psdrl.run.log import positions, run_callbacks
 from psdrl.run.loop import train
 from psdrl.version import __version__
