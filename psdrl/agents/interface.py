@@ -75,8 +75,10 @@ class Agent(ABC):
         """Learn; returns what is worth logging."""
 
     @abstractmethod
-    def player(self, stream: int, policy: str | None = None) -> Actor:
-        """Plays one environment by one of POLICIES, with a random stream of its own: training goes on undisturbed."""
+    def player(self, stream: int, policy: str | None = None, num_envs: int = 1, epsilon: float | None = None) -> Actor:
+        """Plays environments by one of POLICIES, with a random stream of its own: training goes on undisturbed.
+
+        epsilon: probability of a random action; by default that of the agent's own evaluation."""
 
     @abstractmethod
     def description(self) -> dict[str, str]:

@@ -2,5 +2,6 @@
 
 from psdrl.envs.make import make_env
 from psdrl.envs.vector import EnvSpec, Step, VectorEnv
+from psdrl.envs.wrap import wrap
 
-__all__ = ["EnvSpec", "Step", "VectorEnv", "make_env"]
+__all__ = ["EnvSpec", "Step", "VectorEnv", "make_env", "wrap"]

@@ -65,11 +65,11 @@ def _make_group(config: Config, seeds: list[int], render: bool) -> VectorEnv:
     else:
         make = partial(_make_registered, name, mode)
     envs = gymnasium.vector.SyncVectorEnv([make] * num_envs)
-    return GymVector(_spec(name, envs), envs, seeds)
+    return GymVector(spec_of(name, envs), envs, seeds)
 
 
 def _make_registered(name: str, mode: str | None) -> gymnasium.Env[Any, Any]:
-    """Any gymnasium environment: images become 64x64 grey, everything else a flat vector."""
+    """Any gymnasium environment."""
     if name.startswith("ALE/"):  # whether or not ale-py is registered: Atari has a protocol of its own
         raise UserError(f"Unknown environment {name!r}{_hint(name)}")
     try:
@@ -79,6 +79,11 @@ def _make_registered(name: str, mode: str | None) -> gymnasium.Env[Any, Any]:
         raise UserError(f"Unknown environment {name!r}{_hint(name)}") from None
     except (gymnasium.error.Error, ImportError) as error:  # malformed, outdated, or a package is missing
         raise UserError(f"Environment {name!r} cannot be made: {str(error).splitlines()[0]}") from None
+    return adapted(env, name)
+
+
+def adapted(env: gymnasium.Env[Any, Any], name: str) -> gymnasium.Env[Any, Any]:
+    """Images as 64x64 grey, everything else as a flat vector; actions from 0."""
     if not isinstance(env.action_space, spaces.Discrete):
         raise UserError(f"{name} has actions {env.action_space}, but PSDRL needs a discrete action space.")
     if env.action_space.start != 0:
@@ -119,7 +124,8 @@ def _hint(name: str) -> str:
         return nearest(name, [*gymnasium.registry, *builtin]) or ": see gymnasium.pprint_registry()."
 
 
-def _spec(name: str, envs: gymnasium.vector.SyncVectorEnv) -> EnvSpec:
+def spec_of(name: str, envs: gymnasium.vector.SyncVectorEnv) -> EnvSpec:
+    """What the agent must know of them."""
     space = envs.single_observation_space
     actions = envs.single_action_space
     assert isinstance(space, spaces.Box)

@@ -15,6 +15,9 @@ from psdrl.agents.registry import make_agent
 from psdrl.envs import VectorEnv, make_env
 from psdrl.errors import UserError
 from psdrl.run.checkpoint import latest, read_config, restore
+from psdrl.run.spec import read_spec
+
+PYTHON = "python:"  # names of environments that were given as objects begin so
 
 
 def evaluate(
@@ -30,6 +33,11 @@ def evaluate(
     The environment, hidden state and random stream are its own: training goes on as if nothing had happened. `make`
     gives an environment for a stream, by default the one that the settings name.
     """
+    if make is None and (agent.config.env or "").startswith(PYTHON):
+        raise UserError(
+            f"{agent.config.env} was an object in Python and has no name to make it by: "
+            "play it from Python, with psdrl.load(run).evaluate(env=...)."
+        )
     env = make(stream) if make else make_env(agent.config, num_envs=1, stream=stream, render=on_frame is not None)
     try:
         actor = agent.player(stream, policy)
@@ -55,15 +63,22 @@ def evaluate(
 
 def load(run: Path, device: str = "auto", replay: bool = False) -> Any:
     """The agent of a run, as its last checkpoint has it."""
+    return restored(run, device, replay)[0]
+
+
+def restored(run: Path, device: str = "auto", replay: bool = False) -> tuple[Any, int]:
+    """The agent of a run, and how long metrics.jsonl was at its last checkpoint."""
     config = replace(read_config(run), device=device)
     checkpoint = latest(run)
     if checkpoint is None:
         raise UserError(f"{run} has no checkpoint yet: train on, or wait for one (--checkpoint-every).")
-    env = make_env(config, num_envs=1)
-    env.close()
-    agent = make_agent(config, env.spec)
-    restore(checkpoint, agent, replay=replay)
-    return agent
+    spec = read_spec(run)
+    if spec is None:
+        env = make_env(config, num_envs=1)
+        env.close()
+        spec = env.spec
+    agent = make_agent(config, spec)
+    return agent, restore(checkpoint, agent, replay=replay)
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,8 @@ class TensorBoard(Scalars):
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise UserError("TensorBoard is not installed: pip install tensorboard.") from None
-        self._writer, self._board = SummaryWriter, None
+        self._writer = SummaryWriter
+        self._board: Any = None
         self._step = 0
 
     def on_start(self, run: Run) -> None:
@@ -63,17 +64,14 @@ class TensorBoard(Scalars):
         self._board = self._writer(str(directory(run, self)), purge_step=purge)
 
     def scalars(self, step: int, values: dict[str, float]) -> None:
-        assert self._board is not None
         self._step = step
         for name, value in values.items():
             self._board.add_scalar(name, value, step)
 
     def on_checkpoint(self, run: Run, path: Path) -> None:
-        assert self._board is not None
         self._board.flush()
 
     def on_end(self, run: Run, error: BaseException | None) -> None:
-        assert self._board is not None
         self._board.close()
 
     def state(self) -> dict[str, Any]:

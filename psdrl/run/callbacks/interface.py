@@ -132,7 +132,7 @@ class Listeners:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._ends.__exit__(kind, error, trace)  # type: ignore[arg-type]
+        self._ends.__exit__(kind, error, trace)
 
     def tell(self, event: str, *what: Any) -> None:
         """Call this method of all who override it."""
