@@ -15,6 +15,7 @@ from psdrl.config import Config
 from psdrl.envs import EnvSpec, VectorEnv, make_env, wrap
 from psdrl.envs.atari import GAMES
 from psdrl.envs.make import env_seeds
+from psdrl.envs.vector import GroupedEnv
 from psdrl.errors import UserError
 from psdrl.run import evaluation, loop
 from psdrl.run.callbacks import Callback, Progress, resume
@@ -66,13 +67,16 @@ class Agent:
         callbacks: Callback | Iterable[Callback] = (),
         stop: Callable[[], bool] = lambda: False,
         progress: bool = False,
+        steps: int | None = None,
     ) -> None:
-        """Interact with the environment until config.steps or `stop()`; progress: show a bar.
+        """Interact with the environment until `steps` (config.steps if not given) or `stop()`; progress: show a bar.
 
         With config.logdir the run is written there as `psdrl train` does, and a run found there continues. A gymnasium
         object is evaluated on another one like it, made by the function given or from its registered name."""
         if not self.trainable:
             raise UserError("This agent was loaded without its replay buffer: psdrl.load(run, replay=True) trains on.")
+        if steps is not None:
+            self.core.config = replace(self.config, steps=steps)
         logdir = Path(self.config.logdir) if self.config.logdir else None
         own = run_callbacks(self.config) if logdir else []
         if logdir:
@@ -225,10 +229,20 @@ def _remake(env: gymnasium.Env[Any, Any] | gymnasium.vector.VectorEnv) -> Callab
 
 
 def playing(env: Environment, config: Config) -> Callable[[int], VectorEnv]:
-    """For evaluation on a given environment."""
-    if isinstance(env, VectorEnv):
-        return lambda stream: env
-    return lambda stream: wrap(env, _with_stream(config, stream), num_envs=1)
+    """For evaluation on a given environment; an object stays open."""
+
+    def make(stream: int) -> VectorEnv:
+        vector = env if isinstance(env, VectorEnv) else wrap(env, _with_stream(config, stream), num_envs=1)
+        return Lent([vector]) if isinstance(env, OBJECTS) else vector
+
+    return make
+
+
+class Lent(GroupedEnv):
+    """Environments that somebody else closes."""
+
+    def close(self) -> None:
+        """Nothing."""
 
 
 def _interface(spec: EnvSpec) -> tuple[Any, ...]:
