@@ -14,7 +14,7 @@ from psdrl.agents.interface import Agent
 from psdrl.agents.registry import make_agent
 from psdrl.envs import make_env
 from psdrl.errors import UserError
-from psdrl.run.checkpoint import latest, read_config, restore
+from psdrl.run.checkpoint import newest, read_config, restore
 
 
 def evaluate(
@@ -54,7 +54,7 @@ def evaluate(
 def load(run: Path, device: str = "auto", replay: bool = False) -> Any:
     """The agent of a run, as its last checkpoint has it."""
     config = replace(read_config(run), device=device)
-    checkpoint = latest(run)
+    checkpoint = newest(run, replay).newest
     if checkpoint is None:
         raise UserError(f"{run} has no checkpoint yet: train on, or wait for one (--checkpoint-every).")
     env = make_env(config, num_envs=1)

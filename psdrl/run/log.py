@@ -1,6 +1,5 @@
 """What a user sees of a run: progress bar, metrics.jsonl, TensorBoard."""
 
-import contextlib
 import json
 import os
 import time
@@ -10,6 +9,8 @@ from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from psdrl.run.store import metrics
 
 
 class Log:
@@ -29,6 +30,10 @@ class Log:
     def flush(self) -> None:
         """Put everything on disk."""
 
+    def position(self) -> int:
+        """Bytes of metrics.jsonl so far."""
+        return 0
+
 
 class NoLog(Log):
     """For use from Python without a directory: silent."""
@@ -44,9 +49,8 @@ class RunLog(Log):
 
         self.logdir = logdir
         self.console = console or Console()
-        with contextlib.suppress(FileNotFoundError):
-            # A resumed run forgets what was logged after its checkpoint: it will happen again.
-            os.truncate(logdir / "metrics.jsonl", keep_bytes)
+        # A resumed run forgets what was logged after its checkpoint: it will happen again.
+        metrics.trim(logdir / "metrics.jsonl", keep_bytes)
         self._file = open(logdir / "metrics.jsonl", "a", encoding="utf-8")  # noqa: SIM115
         self._board = SummaryWriter(str(logdir), purge_step=start + 1 if start else None)
         self._returns: deque[float] = deque(maxlen=20)
@@ -122,4 +126,8 @@ class RunLog(Log):
 
     def flush(self) -> None:
         self._file.flush()
+        os.fsync(self._file.fileno())  # a checkpoint says how long the file is
         self._board.flush()
+
+    def position(self) -> int:
+        return os.fstat(self._file.fileno()).st_size

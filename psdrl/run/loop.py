@@ -9,7 +9,7 @@ import numpy as np
 
 from psdrl.agents.interface import Actor, Agent
 from psdrl.envs.vector import Step, VectorEnv
-from psdrl.run.checkpoint import save
+from psdrl.run.checkpoint import Store
 from psdrl.run.evaluation import evaluate
 from psdrl.run.log import Log, NoLog
 from psdrl.runtime.profiling import Profile, device_for
@@ -58,13 +58,22 @@ class Group:
             log.scalars(agent.step, {"train/return": float(self.score[i]), "train/length": float(self.length[i])})
 
 
-def train(agent: Agent, env: VectorEnv, log: Log | None = None, stop: Callable[[], bool] = lambda: False) -> None:
-    """Interact until config.steps or until `stop()`; every environment starts a new episode.
+def train(
+    agent: Agent,
+    env: VectorEnv,
+    log: Log | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    store: Store | None = None,
+) -> None:
+    """Interact until config.steps or until `stop()`; every environment starts a new episode. Checkpoints go to `store`,
+    by default one of the log's directory.
 
     The groups of environments take turns: the outcome of a group's last step is received and stored, its next actions
     are chosen and sent. Meanwhile all other groups step. With one group this is the loop of Algorithm 1.
     """
     config, log = agent.config, log or NoLog()
+    if store is None and log.logdir is not None:
+        store = Store(log.logdir, config.checkpoint_keep)
     trace = (log.logdir or Path()) / f"trace-{(config.profile or '').replace(':', '-')}.json"
     profile = Profile(config.profiled, device_for(agent.device, trace))
     size = env.num_envs // len(env.groups)
@@ -73,7 +82,7 @@ def train(agent: Agent, env: VectorEnv, log: Log | None = None, stop: Callable[[
     acting = 0.0
     for group in cycle(groups):
         if group.stepping:
-            acting += _finish(group, log)
+            acting += _finish(group, log, store)
         if agent.step >= config.steps or stop():
             break
         if agent.update_due():
@@ -89,12 +98,14 @@ def train(agent: Agent, env: VectorEnv, log: Log | None = None, stop: Callable[[
         acting += time.perf_counter() - before
     for group in groups:
         if group.stepping:  # what was begun is kept
-            _finish(group, log)
+            _finish(group, log, store)
     profile.close()
-    checkpoint(agent, log)
+    if store is not None:
+        checkpoint(agent, log, store)
+        store.wait()
 
 
-def _finish(group: Group, log: Log) -> float:
+def _finish(group: Group, log: Log, store: Store | None) -> float:
     """Receive and store a step, evaluate and save if that is due; returns the seconds waited for the environments."""
     agent, config = group.agent, group.agent.config
     before = time.perf_counter()
@@ -105,8 +116,8 @@ def _finish(group: Group, log: Log) -> float:
     log.progress(agent.step)
     if _crossed(old_step, agent.step, config.eval_every):
         evaluate_now(agent, log)
-    if _crossed(old_step, agent.step, config.checkpoint_every):
-        checkpoint(agent, log)
+    if store is not None and _crossed(old_step, agent.step, config.checkpoint_every):
+        checkpoint(agent, log, store)
     return waited
 
 
@@ -119,12 +130,11 @@ def evaluate_now(agent: Agent, log: Log) -> None:
     log.phase("acting")
 
 
-def checkpoint(agent: Agent, log: Log) -> None:
-    """Save the run, if it is written anywhere."""
-    if log.logdir is not None:
-        log.phase("saving")
-        save(log.logdir, agent)
-        log.flush()
+def checkpoint(agent: Agent, log: Log, store: Store) -> None:
+    """Save the run, with how far its metrics are; it is written while training goes on."""
+    log.phase("saving")
+    log.flush()
+    store.save(agent, {"metrics_bytes": log.position()})
 
 
 def _crossed(before: int, after: int, period: int) -> bool:
