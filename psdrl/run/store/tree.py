@@ -35,7 +35,7 @@ def _split(value: Any, path: str, tensors: dict[str, Tensor], depth: int = 0) ->
     if type(value) is float:
         return value if np.isfinite(value) else {"$float": struct.pack(">d", value).hex()}
     if isinstance(value, Tensor):
-        return {"$tensor": _kept(value.detach().to("cpu", copy=True).contiguous(), path, tensors)}
+        return _tensor(value.detach().to("cpu", copy=True), path, tensors)
     if isinstance(value, np.ndarray):
         return {"$array": _kept(torch.from_numpy(np.array(value, order="C")), path, tensors)}
     if isinstance(value, np.generic):
@@ -52,6 +52,25 @@ def _split(value: Any, path: str, tensors: dict[str, Tensor], depth: int = 0) ->
         inner = [_split(x, f"{path}/{i}", tensors, depth + 1) for i, x in enumerate(value)]
         return inner if isinstance(value, list) else {"$tuple": inner}
     raise TypeError(f"{path or 'a state'} is of {type(value).__name__}, which checkpoints do not hold")
+
+
+def _tensor(tensor: Tensor, path: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Its strides are part of it (channels last): the rounding of products depends on them."""
+    name = _kept(tensor.contiguous(), path, tensors)
+    usual = torch.empty(tensor.shape, device="meta").stride()
+    return (
+        {"$tensor": name}
+        if tensor.stride() == usual or not tensor.numel()
+        else {"$strided": [name, list(tensor.stride())]}
+    )
+
+
+def _strided(tensor: Tensor, strides: list[int]) -> Tensor:
+    """A copy with these strides, if they are of a tensor without gaps."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, strides, strict=True))
+    if last + 1 != tensor.numel() or not all(type(stride) is int and stride > 0 for stride in strides):
+        raise ValueError("strides with gaps")
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
 
 
 def _kept(tensor: Tensor, path: str, tensors: dict[str, Tensor]) -> str:
@@ -78,9 +97,13 @@ def join(tree: Any, tensors: dict[str, Tensor], depth: int = 0) -> Any:
             return tuple(join(value, tensors, depth + 1))
         if kind == "$dict":
             return {join(key, {}): join(inner, tensors, depth + 1) for key, inner in value}
+        if kind == "$strided":
+            return _strided(tensors[value[0]], value[1])
         tensor = tensors[value]
-        return {"$tensor": tensor, "$array": tensor.numpy(), "$scalar": tensor.numpy()[()]}[kind]
-    except (ValueError, KeyError, TypeError, struct.error):
+        if kind == "$tensor":
+            return tensor
+        return {"$array": tensor.numpy(), "$scalar": tensor.numpy()[()]}[kind]
+    except (ValueError, LookupError, TypeError, RuntimeError, OverflowError, struct.error):
         raise Damaged(f"a state holds {str(tree)[:60]}") from None
 
 
@@ -109,7 +132,8 @@ def to_safetensors(tensors: dict[str, Tensor]) -> bytes:
 def from_safetensors(data: bytes) -> dict[str, Tensor]:
     """The tensors of a file; raises Damaged unless they fill it exactly, so they are no larger than it is."""
     try:
-        return safetensors.torch.load(data)
+        found = safetensors.torch.load(data)
+        return {name: found.pop(name).clone() for name in list(found)}  # aligned as PyTorch aligns: rounding may differ
     except (safetensors.SafetensorError, ValueError, KeyError, RuntimeError, TypeError, AttributeError) as error:
         raise Damaged(f"holds no tensors ({str(error).splitlines()[0][:80]})") from None
 
