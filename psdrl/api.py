@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,16 @@ from psdrl.envs.vector import GroupedEnv
 from psdrl.errors import UserError
 from psdrl.run import evaluation, loop
 from psdrl.run.callbacks import Callback, Progress, resume
-from psdrl.run.checkpoint import check_same, restore, save, write_config
-from psdrl.run.log import positions, run_callbacks
+from psdrl.run.checkpoint import Store, check_same, newest, restore, save, write_config
+from psdrl.run.log import run_callbacks
 from psdrl.run.policy import Policy
 from psdrl.run.spec import write_spec
-from psdrl.run.train import find_checkpoint
+from psdrl.run.store.lock import Lock
+from psdrl.run.train import refuse_what_is_no_run
 from psdrl.runtime.device import is_gpu, resolve_device
 
 Environment = VectorEnv | gymnasium.Env[Any, Any] | gymnasium.vector.VectorEnv | Callable[[], gymnasium.Env[Any, Any]]
+Stop = Callable[[], bool]
 OBJECTS = (VectorEnv, gymnasium.Env, gymnasium.vector.VectorEnv)  # they belong to the user, who closes them
 PYTHON = evaluation.PYTHON
 
@@ -37,7 +40,9 @@ class Agent:
     def __init__(self, config: Config, spec: EnvSpec, core: Any = None) -> None:
         self.core: Any = core or make_agent(config, spec)
         self.trainable = True  # not where a run was loaded without its replay buffer
-        self._positions: dict[str, Any] = {}  # of the files that callbacks write
+        self._store: Store | None = None
+        self._from: Path | None = None  # the checkpoint that it comes from
+        self._listened: dict[str, Any] = {}  # how far the callbacks of a run with a directory are
         self._act: Policy | None = None
         self._make: Callable[[int], VectorEnv] | None = None  # an environment for evaluation, if not by its name
 
@@ -65,7 +70,7 @@ class Agent:
         self,
         env: Environment,
         callbacks: Callback | Iterable[Callback] = (),
-        stop: Callable[[], bool] = lambda: False,
+        stop: Stop = lambda: False,
         progress: bool = False,
         steps: int | None = None,
     ) -> None:
@@ -78,10 +83,16 @@ class Agent:
         if steps is not None:
             self.core.config = replace(self.config, steps=steps)
         logdir = Path(self.config.logdir) if self.config.logdir else None
-        own = run_callbacks(self.config) if logdir else []
-        if logdir:
-            self._open(logdir)
-            resume(own, self._positions)
+        with ExitStack() as stack:
+            if logdir:
+                stack.enter_context(Lock(logdir))
+                self._open(logdir)
+            self._train(env, callbacks, stop, progress)
+
+    def _train(self, env: Environment, callbacks: Callback | Iterable[Callback], stop: Stop, progress: bool) -> None:
+        """`train`, as the only process that writes into logdir."""
+        own = run_callbacks(self.config) if self._store else []
+        resume(own, self._listened)
         vector = env if isinstance(env, VectorEnv) else wrap(env, self.config)
         if _interface(vector.spec) != _interface(self.spec):
             raise UserError(f"This agent was made for {self.spec}, but the environment is {vector.spec}.")
@@ -91,18 +102,23 @@ class Agent:
         given = [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
         listening = [*own, *given, *([Progress(Console())] if progress else [])]
         try:
-            loop.train(self.core, vector, listening, stop, logdir, self._make)
+            loop.train(self.core, vector, listening, stop, self._store, self._make)
         finally:
             if not isinstance(env, OBJECTS):  # made here
                 vector.close()
-        self._positions = {type(c).__name__: c.state() for c in own}
+        self._listened = {type(c).__name__: c.state() for c in own}
 
     def _open(self, logdir: Path) -> None:
         """The run's directory: continue what it holds, unless this agent has trained already."""
         if self.step == 0:
-            checkpoint = find_checkpoint(self.config, logdir)
-            if checkpoint is not None:
-                self._positions = positions(self.core, restore(checkpoint, self.core))
+            refuse_what_is_no_run(self.config, logdir)
+            self._from = newest(logdir).newest
+            if self._from is not None:
+                self._listened = restore(self._from, self.core).get("callbacks", {})
+        if self._store is None:
+            self._store = Store(logdir, self.config.checkpoint_keep)
+            if self._from is not None:
+                self._store.resume(self._from, self.core.replay)
         write_config(logdir, self.config)
         write_spec(logdir, self.spec)
 
@@ -141,25 +157,25 @@ class Agent:
             check_same(path, self.config)
         elif path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise UserError(f"{path} holds something else: save into an empty or a new directory.")
-        write_config(path, replace(self.config, logdir=path))
-        write_spec(path, self.spec)
-        save(path, self.core)
+        with Lock(path):
+            write_config(path, replace(self.config, logdir=path))
+            write_spec(path, self.spec)
+            save(path, self.core)
         return path
 
 
 def load(run: str | Path, device: str = "auto", replay: bool = False) -> Agent:
     """The agent of a run, as its last checkpoint has it; `replay`: with its replay buffer, to train on."""
-    core, logged = evaluation.restored(Path(run), device, replay)
-    core.config = replace(core.config, logdir=Path(run))  # wherever it was written
+    core, checkpoint, extra = evaluation.restored(Path(run), device, replay)
     agent = Agent(core.config, core.spec, core)
-    agent.trainable, agent._positions = replay, positions(core, logged)
+    agent.trainable, agent._from, agent._listened = replay, checkpoint, extra.get("callbacks", {})
     return agent
 
 
 def train(
     env: str | Environment,
     callbacks: Callback | Iterable[Callback] = (),
-    stop: Callable[[], bool] = lambda: False,
+    stop: Stop = lambda: False,
     progress: bool = False,
     **settings: Any,
 ) -> Agent:

@@ -92,6 +92,8 @@ class Config:
     """Episodes per evaluation, on an environment of its own. [released]"""
     checkpoint_every: int = 50_000
     """Steps between two checkpoints; 0: only at the end and when interrupted. [ours]"""
+    checkpoint_keep: int = 2
+    """Checkpoints that are kept: if the last one is damaged, the one before serves. [ours]"""
     atari: AtariConfig = field(default_factory=AtariConfig)
     minatar: MinAtarConfig = field(default_factory=MinAtarConfig)
 
@@ -143,6 +145,7 @@ MINIMA = {
     "eval_every": 0,
     "eval_episodes": 1,
     "checkpoint_every": 0,
+    "checkpoint_keep": 1,
     "atari.max_steps": 1,
     "atari.size": 1,
     "minatar.max_steps": 1,

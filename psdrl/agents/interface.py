@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from psdrl.config import Config
 from psdrl.envs.vector import EnvSpec, Step
+from psdrl.replay.rows import Rings
 
 Metrics = dict[str, float]
 
@@ -24,16 +25,6 @@ class Actor(Protocol):
         """Actions (N,) for observations (N, ...)."""
 
 
-class Memory(Protocol):
-    """A replay buffer, as far as checkpoints know it."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """What is stored."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
-
-
 class Agent(ABC):
     """What learns in a run. Its class is made by name (`psdrl.agents.registry`), from settings and an environment."""
 
@@ -43,7 +34,7 @@ class Agent(ABC):
     spec: EnvSpec
     device: torch.device
     actors: Sequence[Actor]  # one per group of environments
-    replay: Memory
+    replay: Rings  # as far as checkpoints know it
 
     def __init__(self) -> None:
         self.failed: dict[str, str] = {}  # start-up checks that failed, see `failed_checks`

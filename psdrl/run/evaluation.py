@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import tyro
@@ -14,7 +14,7 @@ from psdrl.agents.interface import Agent
 from psdrl.agents.registry import make_agent
 from psdrl.envs import VectorEnv, make_env
 from psdrl.errors import UserError
-from psdrl.run.checkpoint import latest, read_config, restore
+from psdrl.run.checkpoint import newest, read_config, restore
 from psdrl.run.spec import read_spec
 
 PYTHON = "python:"  # names of environments that were given as objects begin so
@@ -63,13 +63,21 @@ def evaluate(
 
 def load(run: Path, device: str = "auto", replay: bool = False) -> Any:
     """The agent of a run, as its last checkpoint has it."""
-    return restored(run, device, replay)[0]
+    return restored(run, device, replay).agent
 
 
-def restored(run: Path, device: str = "auto", replay: bool = False) -> tuple[Any, int]:
-    """The agent of a run, and how long metrics.jsonl was at its last checkpoint."""
+class Restored(NamedTuple):
+    """An agent, where it comes from, and what is known there of its run; nothing without the replay buffer."""
+
+    agent: Any
+    checkpoint: Path
+    extra: dict[str, Any]
+
+
+def restored(run: Path, device: str = "auto", replay: bool = False) -> Restored:
+    """The agent of a run, as its last checkpoint has it, with the rest of the checkpoint."""
     config = replace(read_config(run), device=device)
-    checkpoint = latest(run)
+    checkpoint = newest(run, replay).newest
     if checkpoint is None:
         raise UserError(f"{run} has no checkpoint yet: train on, or wait for one (--checkpoint-every).")
     spec = read_spec(run)
@@ -78,7 +86,7 @@ def restored(run: Path, device: str = "auto", replay: bool = False) -> tuple[Any
         env.close()
         spec = env.spec
     agent = make_agent(config, spec)
-    return agent, restore(checkpoint, agent, replay=replay)
+    return Restored(agent, checkpoint, restore(checkpoint, agent, replay=replay))
 
 
 @dataclass(frozen=True)

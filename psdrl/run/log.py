@@ -1,11 +1,9 @@
 """Which callbacks a run has by its settings: progress, metrics.jsonl, TensorBoard, and what `--log` names."""
 
 from collections.abc import Callable
-from typing import Any
 
 from rich.console import Console
 
-from psdrl.agents.interface import Agent
 from psdrl.config import Config
 from psdrl.errors import UserError, nearest
 from psdrl.run.callbacks import Callback, Metrics, Mlflow, Progress, TensorBoard, Wandb
@@ -17,6 +15,10 @@ def run_callbacks(config: Config, console: Console | None = None) -> list[Callba
     """The callbacks of a run with a directory; a progress bar if there is a console."""
     bar = [Progress(console)] if console else []
     return [Metrics(), TensorBoard(), *(SERVICES[name]() for name in services(config)), *bar]
+
+    def position(self) -> int:
+        """Bytes of metrics.jsonl so far."""
+        return 0
 
 
 def services(config: Config) -> list[str]:
@@ -31,10 +33,3 @@ def services(config: Config) -> list[str]:
             )
             raise UserError(f"--log {name} is unknown{hint}")
     return list(dict.fromkeys(names))
-
-
-def positions(agent: Agent, metrics_bytes: int) -> dict[str, dict[str, Any]]:
-    """Where the files of a run stood at the checkpoint that the agent was restored from, as `resume` wants them."""
-    if agent.step == 0:
-        return {}
-    return {"Metrics": {"bytes": metrics_bytes}, "TensorBoard": {"step": agent.step}}

@@ -11,7 +11,7 @@ import numpy as np
 from psdrl.agents.interface import Actor, Agent
 from psdrl.envs.vector import Step, VectorEnv
 from psdrl.run.callbacks import Callback, Episode, Listeners, Run
-from psdrl.run.checkpoint import save
+from psdrl.run.checkpoint import Store
 from psdrl.run.evaluation import evaluate
 from psdrl.runtime.profiling import Profile, device_for
 
@@ -83,15 +83,17 @@ class Loop:
         listeners: Listeners,
         env: VectorEnv,
         stop: Callable[[], bool],
+        store: Store | None,
         make_env: Callable[[int], VectorEnv] | None,
     ) -> None:
         self.listeners, self.run, self.agent = listeners, listeners.run, listeners.run.agent
-        self.config, self.stop, self.make_env = self.agent.config, stop, make_env
+        self.config, self.stop, self.store, self.make_env = self.agent.config, stop, store, make_env
         size = env.num_envs // len(env.groups)
         pairs = zip(env.groups, self.agent.actors, strict=True)
         self.groups = [Group(self.agent, part, actor, g * size) for g, (part, actor) in enumerate(pairs)]
         trace = (self.run.logdir or Path()) / f"trace-{(self.config.profile or '').replace(':', '-')}.json"
         self.profile = Profile(self.config.profiled, device_for(self.agent.device, trace))
+        self.told = store.saved if store else None  # the last checkpoint that the listeners know of
         self.acting = 0.0  # seconds of acting and waiting for environments since the last report
 
     def play(self) -> None:
@@ -111,6 +113,9 @@ class Loop:
                 self.finish(group)
         self.profile.close()
         self.checkpoint()
+        if self.store is not None:
+            self.store.wait()
+        self.announce()
 
     def finish(self, group: Group) -> None:
         """Receive and store a step; then what is due at this step."""
@@ -123,6 +128,7 @@ class Loop:
         for episode in episodes:
             agent.episodes += 1
             tell("on_episode", episode)
+        self.announce()
         if _crossed(old_step, agent.step, self.config.eval_every):
             self.evaluate()
         if _crossed(old_step, agent.step, self.config.checkpoint_every):
@@ -148,11 +154,19 @@ class Loop:
         self.listeners.phase("acting")
 
     def checkpoint(self) -> None:
-        """Save the run, if it is written anywhere."""
-        if self.run.logdir is not None:
+        """Save the run, if it is written anywhere, with how far its listeners are; it is written while training goes
+        on."""
+        if self.store is not None:
             self.listeners.phase("saving")
-            path = save(self.run.logdir, self.agent)
-            self.listeners.tell("on_checkpoint", path)
+            self.store.wait()
+            self.announce()
+            self.store.save(self.agent, {"callbacks": self.listeners.state()})
+
+    def announce(self) -> None:
+        """Tell of a checkpoint that is complete."""
+        if self.store is not None and self.store.saved is not self.told and self.store.saved is not None:
+            self.told = self.store.saved
+            self.listeners.tell("on_checkpoint", self.told.path)
 
 
 def train(
@@ -160,18 +174,22 @@ def train(
     env: VectorEnv,
     callbacks: Callback | Iterable[Callback] = (),
     stop: Callable[[], bool] = lambda: False,
-    logdir: Path | None = None,
+    store: Store | None = None,
     make_env: Callable[[int], VectorEnv] | None = None,
 ) -> None:
     """Interact until config.steps or until `stop()`; every environment starts a new episode.
 
-    `logdir`: where checkpoints are written, nowhere by default. `make_env`: one environment for evaluation, by the
+    `store`: where checkpoints go, nowhere by default. `make_env`: one environment for evaluation, by the
     number of its random stream; by default the one that the settings name."""
-    with Listeners(callbacks, Run(agent, logdir)) as listeners:
-        loop = Loop(listeners, env, stop, make_env)
+    with Listeners(callbacks, Run(agent, store.logdir if store else None)) as listeners:
+        loop = Loop(listeners, env, stop, store, make_env)
         for group in loop.groups:
             group.start()
-        loop.play()
+        try:
+            loop.play()
+        finally:
+            if store is not None:
+                store.wait()  # nothing is written after the run
 
 
 def _crossed(before: int, after: int, period: int) -> bool:

@@ -1,8 +1,8 @@
 """Train: `python -m psdrl.train --game Pong --compile`."""
 
 import shlex
-import shutil
 import signal
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -17,13 +17,17 @@ from psdrl.agents.registry import make_agent
 from psdrl.config import Config
 from psdrl.cost import forecast as cost
 from psdrl.envs import make_env
+from psdrl.envs.vector import VectorEnv
 from psdrl.errors import UserError
 from psdrl.kernels import dispatch, posterior
-from psdrl.run.callbacks import resume
-from psdrl.run.checkpoint import check_same, latest, restore, write_config
-from psdrl.run.log import positions, run_callbacks
+from psdrl.run.callbacks import Callback, resume
+from psdrl.run.checkpoint import Store, check_same, latest, newest, restore, write_config
+from psdrl.run.log import run_callbacks
 from psdrl.run.loop import train
+from psdrl.run.store.lock import Lock
 from psdrl.version import __version__
+
+BEFORE_CONFIG = (".lock", ".holder.json", ".partial-config.json")  # what a run that died at once may leave
 
 
 class Stop:
@@ -57,16 +61,41 @@ def run(config: Config, why_preset: str, arguments: list[str]) -> int:
     logdir = config.logdir or Path("runs") / f"{config.env_name}-{config.algo}-{config.seed}".replace("/", "-")
     config = replace(config, logdir=logdir)
     callbacks = run_callbacks(config, console)
-    checkpoint = find_checkpoint(config, logdir)
-    env = make_env(config)
-    agent = make_agent(config, env.spec, check=True)
+    refuse_what_is_no_run(config, logdir)
+    with ExitStack() as stack:
+        old = (logdir / "config.json").exists()
+        if old:
+            stack.enter_context(Lock(logdir))
+        env = make_env(config)
+        agent = make_agent(config, env.spec, check=True)
+        if not old:  # nothing is left behind if the agent cannot be made
+            stack.enter_context(Lock(logdir))
+            refuse_what_is_no_run(config, logdir)
+        return _run(agent, env, logdir, callbacks, console, why_preset, arguments)
+
+
+def _run(
+    agent: Agent,
+    env: VectorEnv,
+    logdir: Path,
+    callbacks: list[Callback],
+    console: Console,
+    why_preset: str,
+    arguments: list[str],
+) -> int:
+    """`run`, as the only process that writes into logdir."""
+    config = agent.config
+    checkpoint = _find_checkpoint(logdir, console)
     for name, problem in agent.failed.items():
         _warn(
             console,
             f"{name} fails its check on {agent.device}: {problem}; the fallback serves. See python -m psdrl.doctor.",
         )
-    logged = restore(checkpoint, agent) if checkpoint else 0
-    resume(callbacks, positions(agent, logged))
+    store = Store(logdir, config.checkpoint_keep, lambda text: _warn(console, text))
+    extra = restore(checkpoint, agent) if checkpoint else {}
+    if checkpoint:
+        store.resume(checkpoint, agent.replay)
+        resume(callbacks, extra.get("callbacks", {}))
     write_config(logdir, config)
     _summary(console, agent, why_preset, checkpoint)
     _forecast(console, agent)
@@ -77,7 +106,7 @@ def run(config: Config, why_preset: str, arguments: list[str]) -> int:
     again = f"python -m psdrl.train {shlex.join(arguments)}"  # the same logdir resumes
     try:
         with Stop(console) as stop:
-            train(agent, env, callbacks, stop, logdir)
+            train(agent, env, callbacks, stop, store)
     except KeyboardInterrupt:
         kept = latest(logdir)
         since = f"continues from {kept.name}" if kept else "starts again, for no checkpoint was written"
@@ -103,8 +132,8 @@ def _warn(console: Console, text: str) -> None:
     console.print(f"[bold]warning[/]      {escape(text)}", highlight=False, soft_wrap=True)
 
 
-def find_checkpoint(config: Config, logdir: Path) -> Path | None:
-    """What to resume from, by --resume; refuses to touch what belongs to another run."""
+def refuse_what_is_no_run(config: Config, logdir: Path) -> None:
+    """Refuse to touch what is not ours, or belongs to another run."""
     if logdir.exists() and not logdir.is_dir():
         raise UserError(f"--logdir {logdir} is a file: name a directory.")
     exists = (logdir / "config.json").exists()
@@ -112,14 +141,18 @@ def find_checkpoint(config: Config, logdir: Path) -> Path | None:
         raise UserError(f"{logdir} holds a run already and --resume is never: use another --logdir or remove it.")
     if exists:
         check_same(logdir, config)
-    elif logdir.exists() and any(logdir.iterdir()):
+    elif logdir.exists() and any(path.name not in BEFORE_CONFIG for path in logdir.iterdir()):
         raise UserError(f"{logdir} is not empty and holds no run: use another --logdir.")
-    checkpoint = latest(logdir) if exists else None
-    if config.resume == "must" and checkpoint is None:
+    if config.resume == "must" and not any(logdir.glob("checkpoint-*")):
         raise UserError(f"--resume must, but {logdir} holds no checkpoint: train first, or use --resume auto.")
-    for partial in logdir.glob(".partial-*"):
-        shutil.rmtree(partial)
-    return checkpoint
+
+
+def _find_checkpoint(logdir: Path, console: Console) -> Path | None:
+    """The newest whole checkpoint; says which newer ones are damaged."""
+    found = newest(logdir)
+    for path, reason in found.damaged:
+        _warn(console, f"{path} cannot be used ({reason}): {found.newest} serves.")
+    return found.newest
 
 
 def _summary(console: Console, agent: Agent, why_preset: str, checkpoint: Path | None) -> None:

@@ -17,6 +17,7 @@ from psdrl.envs import make_env
 from psdrl.envs.vector import Step
 from psdrl.errors import UserError
 from psdrl.run.callbacks import Callback, Episode, Listeners, Metrics, Progress, Run, TensorBoard, resume
+from psdrl.run.checkpoint import Store
 from psdrl.run.log import services
 from psdrl.run.loop import Group, train
 from tests.helpers import ScriptedEnv, ScriptedEpisode, small_agent, small_config
@@ -91,13 +92,11 @@ def test_updates_evaluations_and_checkpoints(tmp_path: Path) -> None:
         steps=60, eval_every=20, eval_episodes=3, checkpoint_every=25, policy={"update_every_early": 30}
     )
     env, recorder = make_env(config), Recorder()
-    train(PsdrlAgent(config, env.spec), env, [recorder], logdir=tmp_path)
+    train(PsdrlAgent(config, env.spec), env, [recorder], store=Store(tmp_path))
     env.close()
     assert [step for step, _ in recorder.of("evaluation")] == [20, 40, 60]
     assert all(len(returns) == 3 for _, returns in recorder.of("evaluation"))
-    assert [(step, path.name) for step, path in recorder.of("checkpoint")] == [
-        (step, f"checkpoint-{step}") for step in (25, 50, 60)
-    ]
+    assert [path.name for _, path in recorder.of("checkpoint")] == ["checkpoint-25", "checkpoint-50", "checkpoint-60"]
     (at, metrics), *_ = recorder.of("update")
     assert at == 30
     assert {"loss/forward", "time/acting"} <= metrics.keys()

@@ -1,11 +1,13 @@
 """What a run writes into its directory: metrics.jsonl and TensorBoard files."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from psdrl.errors import UserError
 from psdrl.run.callbacks.interface import Callback, Run, Scalars
+from psdrl.run.store import metrics
 
 
 def directory(run: Run, callback: Callback) -> Path:
@@ -25,26 +27,28 @@ class Metrics(Scalars):
 
     def on_start(self, run: Run) -> None:
         path = directory(run, self) / "metrics.jsonl"
+        metrics.trim(path, self._kept)
         self._file = open(path, "ab")  # noqa: SIM115
-        self._kept = min(self._kept, path.stat().st_size)
-        self._file.truncate(self._kept)
 
     def scalars(self, step: int, values: dict[str, float]) -> None:
         assert self._file is not None
         self._file.write(json.dumps({"step": step, **values}).encode() + b"\n")
         self._file.flush()
-        self._kept = self._file.tell()
 
     def on_end(self, run: Run, error: BaseException | None) -> None:
         assert self._file is not None
+        self._kept = self._file.tell()
         self._file.close()
 
     def state(self) -> dict[str, Any]:
-        """Bytes written."""
+        """Bytes on the disk: a checkpoint says how long the file is."""
+        if self._file is not None and not self._file.closed:
+            os.fsync(self._file.fileno())
+            self._kept = self._file.tell()
         return {"bytes": self._kept}
 
     def resume(self, state: dict[str, Any]) -> None:
-        self._kept = state["bytes"]
+        self._kept = int(state["bytes"])
 
 
 class TensorBoard(Scalars):
@@ -79,4 +83,4 @@ class TensorBoard(Scalars):
         return {"step": self._step}
 
     def resume(self, state: dict[str, Any]) -> None:
-        self._step = state["step"]
+        self._step = int(state["step"])

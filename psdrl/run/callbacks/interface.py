@@ -72,7 +72,7 @@ class Callback:
         """Evaluation episodes were played."""
 
     def on_checkpoint(self, run: Run, path: Path) -> None:
-        """A checkpoint is complete at `path`."""
+        """A checkpoint is complete at `path`; it was written in the background, so `run.step` may be further."""
 
     def on_end(self, run: Run, error: BaseException | None) -> None:
         """The run is over, after its last checkpoint; or `error` ended it."""
@@ -151,8 +151,12 @@ class Listeners:
 def resume(callbacks: Iterable[Callback], states: dict[str, dict[str, Any]]) -> None:
     """Callbacks of a run that continues, from what `Listeners.state` gave."""
     for callback in callbacks:
-        if state := states.get(type(callback).__name__):
-            callback.resume(state)
+        name = type(callback).__name__
+        try:
+            if name in states:
+                callback.resume(states[name])
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"The checkpoint's state of {name} cannot be used: {error!r}.") from None
 
 
 def _overrides(callback: Callback, event: str) -> bool:

@@ -62,7 +62,7 @@ class Wandb(Scalars):
         return {"id": self._id}
 
     def resume(self, state: dict[str, Any]) -> None:
-        self._id = state["id"]
+        self._id = str(state["id"])
 
 
 class Mlflow(Scalars):
@@ -110,7 +110,7 @@ class Mlflow(Scalars):
         return {"id": self._id}
 
     def resume(self, state: dict[str, Any]) -> None:
-        self._id = state["id"]
+        self._id = str(state["id"])
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
