@@ -92,21 +92,21 @@ class Agent:
     def _train(self, env: Environment, callbacks: Callback | Iterable[Callback], stop: Stop, progress: bool) -> None:
         """`train`, as the only process that writes into logdir."""
         own = run_callbacks(self.config) if self._store else []
-        resume(own, self._listened)
+        given = [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
+        listening = [*own, *given, *([Progress(Console())] if progress else [])]
+        resume(listening, self._listened)
         vector = env if isinstance(env, VectorEnv) else wrap(env, self.config)
         if _interface(vector.spec) != _interface(self.spec):
             raise UserError(f"This agent was made for {self.spec}, but the environment is {vector.spec}.")
         if not isinstance(env, VectorEnv):
             self._make = maker(env, self.config)
             self._evaluate_or_say_not()
-        given = [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
-        listening = [*own, *given, *([Progress(Console())] if progress else [])]
         try:
             loop.train(self.core, vector, listening, stop, self._store, self._make)
         finally:
             if not isinstance(env, OBJECTS):  # made here
                 vector.close()
-        self._listened = {type(c).__name__: c.state() for c in own}
+        self._listened = {type(c).__name__: c.state() for c in listening}
 
     def _open(self, logdir: Path) -> None:
         """The run's directory: continue what it holds, unless this agent has trained already."""

@@ -284,3 +284,27 @@ def test_a_run_written_from_python_is_the_run_of_the_command_line(tmp_path: Path
 
     assert lines("python") == lines("flags")
     assert len(lines("python")) > 60
+
+
+def test_a_users_callback_continues_too(tmp_path: Path) -> None:
+    class Count(psdrl.Callback):
+        def __init__(self) -> None:
+            self.episodes = self.at_start = 0
+
+        def on_start(self, run: Any) -> None:
+            self.at_start = self.episodes
+
+        def on_episode(self, run: Any, episode: Any) -> None:
+            self.episodes += 1
+
+        def state(self) -> dict[str, Any]:
+            return {"episodes": self.episodes}
+
+        def resume(self, state: dict[str, Any]) -> None:
+            self.episodes = state["episodes"]
+
+    first, second = Count(), Count()
+    psdrl.train("deepsea-4", first, logdir=tmp_path, **SMALL)
+    psdrl.train("deepsea-4", second, logdir=tmp_path, **(SMALL | {"steps": 300}))
+    assert first.episodes == second.at_start == 65
+    assert second.episodes > 70
