@@ -100,6 +100,8 @@ def restore(checkpoint: Path, agent: Agent, replay: bool = True) -> dict[str, An
         if not isinstance(extra, dict):
             raise Damaged("its run has no state")
         agent.load_state_dict(state)
+        if max(agent.step, agent.updates, agent.episodes) >= 2**62:
+            raise Damaged("it counts more steps than can be")
         if replay:
             agent.replay.load_counters(_read(checkpoint, found, "replay", 0)[0])
             restore_rows(checkpoint.parent / REPLAY, found, agent.replay, agent.spec.num_actions)
