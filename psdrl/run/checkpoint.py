@@ -115,7 +115,8 @@ def restore(checkpoint: Path, agent: Agent, replay: bool = True) -> dict[str, An
 
 def _read(checkpoint: Path, found: Manifest, part: str, limit: int) -> tuple[Any, dict[str, Any]]:
     """A state and its tensors, of at most so many bytes."""
-    tree = from_json(read_checked(checkpoint / f"{part}.json", found.files[f"{part}.json"], JSON_BYTES))
-    name = f"{part}.safetensors"
-    tensors = from_safetensors(read_checked(checkpoint / name, found.files[name], limit + (1 << 20)))
+    names = f"{part}.json", f"{part}.safetensors"
+    limits = JSON_BYTES, limit + (1 << 20)
+    data = (read_checked(checkpoint / name, found.files[name], most) for name, most in zip(names, limits, strict=True))
+    tree, tensors = from_json(next(data), names[0]), from_safetensors(next(data), names[1])
     return join(tree, tensors), tensors
