@@ -100,6 +100,8 @@ def restore(checkpoint: Path, agent: Agent, replay: bool = True) -> dict[str, An
         if not isinstance(extra, dict):
             raise Damaged("its run has no state")
         agent.load_state_dict(state)
+        if max(agent.step, agent.updates, agent.episodes) >= 2**62:
+            raise Damaged("it counts more steps than can be")
         if replay:
             agent.replay.load_counters(_read(checkpoint, found, "replay", 0)[0])
             restore_rows(checkpoint.parent / REPLAY, found, agent.replay, agent.spec.num_actions)
@@ -113,7 +115,8 @@ def restore(checkpoint: Path, agent: Agent, replay: bool = True) -> dict[str, An
 
 def _read(checkpoint: Path, found: Manifest, part: str, limit: int) -> tuple[Any, dict[str, Any]]:
     """A state and its tensors, of at most so many bytes."""
-    tree = from_json(read_checked(checkpoint / f"{part}.json", found.files[f"{part}.json"], JSON_BYTES))
-    name = f"{part}.safetensors"
-    tensors = from_safetensors(read_checked(checkpoint / name, found.files[name], limit + (1 << 20)))
+    names = f"{part}.json", f"{part}.safetensors"
+    limits = JSON_BYTES, limit + (1 << 20)
+    data = (read_checked(checkpoint / name, found.files[name], most) for name, most in zip(names, limits, strict=True))
+    tree, tensors = from_json(next(data), names[0]), from_safetensors(next(data), names[1])
     return join(tree, tensors), tensors

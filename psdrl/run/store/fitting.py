@@ -7,7 +7,7 @@ from torch import Tensor
 
 from psdrl.run.store.files import Damaged
 
-_LARGEST = 2**62
+_LARGEST = 2**128  # generators have states of this size
 
 
 def check_fit(own: Any, stored: Any, path: str = "") -> None:
@@ -38,7 +38,7 @@ def check_fit(own: Any, stored: Any, path: str = "") -> None:
             raise Damaged(f"{where} is no array of its kind")
     elif isinstance(own, int) and not isinstance(own, bool):
         if type(stored) is not int or not 0 <= stored < _LARGEST:
-            raise Damaged(f"{where} is {str(stored)[:40]}, no count")
+            raise Damaged(f"{where} is {str(stored)[:40]}")
     elif not isinstance(stored, (int, float) if isinstance(own, float) else type(own)):
         raise Damaged(f"{where} is {str(stored)[:40]}")
 

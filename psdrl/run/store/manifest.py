@@ -64,7 +64,7 @@ def load(folder: Path) -> Manifest:
     if (folder / "agent.pt").exists():
         raise Damaged("it was written by an earlier version of psdrl, whose format is no longer read")
     data = read(folder / NAME, LIMIT)
-    record = from_json(data)
+    record = from_json(data, NAME)
     if not isinstance(record, dict):
         raise Damaged(f"{NAME} is no manifest")
     if record.get("format") != FORMAT:

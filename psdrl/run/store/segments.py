@@ -72,7 +72,7 @@ def decode(folder: Path, segment: Segment, limit: int) -> list[Part]:
     if len(raw) != segment.raw:
         raise Damaged(f"{segment.name} does not unpack to {segment.raw} bytes")
     found: dict[str, Rows] = {}
-    for name, column in from_safetensors(raw).items():
+    for name, column in from_safetensors(raw, segment.name).items():
         number, _, field = name.partition(".")
         found.setdefault(number, {})[field] = column
     parts = [(piece, found.get(str(i), {})) for i, piece in enumerate(segment.pieces)]

@@ -112,12 +112,12 @@ def to_json(tree: Any) -> bytes:
     return json.dumps(tree, allow_nan=False, separators=(",", ":")).encode()
 
 
-def from_json(data: bytes) -> Any:
+def from_json(data: bytes, name: str = "a file") -> Any:
     """Strict JSON; raises Damaged for anything else, however deep."""
     try:
         return json.loads(data.decode(), parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise Damaged(f"is no JSON ({type(error).__name__})") from None
+        raise Damaged(f"{name} is no JSON ({type(error).__name__})") from None
 
 
 def _no_constant(name: str) -> None:
@@ -129,13 +129,13 @@ def to_safetensors(tensors: dict[str, Tensor]) -> bytes:
     return safetensors.torch.save(tensors)
 
 
-def from_safetensors(data: bytes) -> dict[str, Tensor]:
+def from_safetensors(data: bytes, name: str = "a file") -> dict[str, Tensor]:
     """The tensors of a file; raises Damaged unless they fill it exactly, so they are no larger than it is."""
     try:
         found = safetensors.torch.load(data)
-        return {name: found.pop(name).clone() for name in list(found)}  # aligned as PyTorch aligns: rounding may differ
+        return {key: found.pop(key).clone() for key in list(found)}  # aligned as PyTorch aligns: rounding may differ
     except (safetensors.SafetensorError, ValueError, KeyError, RuntimeError, TypeError, AttributeError) as error:
-        raise Damaged(f"holds no tensors ({str(error).splitlines()[0][:80]})") from None
+        raise Damaged(f"{name} holds no tensors ({str(error).splitlines()[0][:80]})") from None
 
 
 def not_finite(tensors: dict[str, Tensor]) -> str | None:
