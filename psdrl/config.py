@@ -16,7 +16,7 @@ Precision = Literal["fp32", "tf32", "bf16"]
 
 @dataclass(frozen=True)
 class AtariConfig:
-    """Atari protocol; action repeat 4, minimal actions, no sticky actions, no life information. [paper]"""
+    """Atari protocol: that of the paper by default, the same in every backend."""
 
     noop_max: int = 30
     """Random number of no-ops, 1 to this, at the start of an episode. [released]"""
@@ -24,6 +24,18 @@ class AtariConfig:
     """Steps after which an episode is cut. [released]"""
     size: int = 64
     """Height and width of a frame. [paper; its model-free baselines see 84, as Nature DQN does]"""
+    repeat: int = 4
+    """Frames that an action is repeated for; an observation is the maximum of the last two. [paper]"""
+    stack: int = 1
+    """Frames in an observation, as channels, oldest first. Agents with a replay stack of their own need 1. [paper]"""
+    sticky: float = 0.0
+    """Probability that a decision is ignored and the last action repeated, drawn once per decision and by our own
+    generator, so that a run can be resumed exactly. ALE draws once per frame: at equal numbers this is harsher. [paper]"""
+    full_actions: bool = False
+    """All 18 actions of the joystick instead of those that the game uses. [paper: minimal]"""
+    life_loss: bool = False
+    """In training a lost life ends the episode; scores and evaluation are of whole games. [paper: no life
+    information]"""
 
 
 @dataclass(frozen=True)
@@ -118,7 +130,7 @@ class Config:
             raise UserError(
                 f"--env-groups is {self.env_groups} but must divide --num-envs {self.num_envs}: groups are of one size."
             )
-        shares(self, ("minatar.sticky",))
+        shares(self, ("minatar.sticky", "atari.sticky"))
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as JSON-ready values."""
@@ -141,6 +153,8 @@ MINIMA = {
     "checkpoint_every": 0,
     "atari.max_steps": 1,
     "atari.size": 1,
+    "atari.repeat": 1,
+    "atari.stack": 1,
     "minatar.max_steps": 1,
     "minatar.stack": 1,
 }

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from psdrl.config import Config
 from psdrl.envs.atari import check_game, make_atari
 from psdrl.envs.deepsea import DeepSea, deepsea_size
+from psdrl.envs.gym import GymVector
 from psdrl.envs.minatar import GAMES as MINATAR_GAMES
 from psdrl.envs.minatar import MinAtar
-from psdrl.envs.vector import EnvSpec, GroupedEnv, GymVector, VectorEnv
+from psdrl.envs.vector import EnvSpec, GroupedEnv, VectorEnv
 from psdrl.errors import UserError, nearest
 
 SIZE = 64  # of images from gymnasium
@@ -64,8 +65,8 @@ def _make_group(config: Config, seeds: list[int], render: bool) -> VectorEnv:
             return gymnasium.wrappers.TimeLimit(env, protocol.max_steps)
     else:
         make = partial(_make_registered, name, mode)
-    envs = gymnasium.vector.SyncVectorEnv([make] * num_envs)
-    return GymVector(_spec(name, envs), envs, seeds)
+    one = make()
+    return GymVector(_spec(name, one), [make] * num_envs, seeds, one)
 
 
 def _make_registered(name: str, mode: str | None) -> gymnasium.Env[Any, Any]:
@@ -119,9 +120,9 @@ def _hint(name: str) -> str:
         return nearest(name, [*gymnasium.registry, *builtin]) or ": see gymnasium.pprint_registry()."
 
 
-def _spec(name: str, envs: gymnasium.vector.SyncVectorEnv) -> EnvSpec:
-    space = envs.single_observation_space
-    actions = envs.single_action_space
+def _spec(name: str, env: gymnasium.Env[Any, Any]) -> EnvSpec:
+    space = env.observation_space
+    actions = env.action_space
     assert isinstance(space, spaces.Box)
     assert isinstance(actions, spaces.Discrete)
     image = space.dtype == np.uint8 and space.shape in ((1, SIZE, SIZE), (SIZE, SIZE))
@@ -129,7 +130,7 @@ def _spec(name: str, envs: gymnasium.vector.SyncVectorEnv) -> EnvSpec:
         return EnvSpec(name, "image", (1, SIZE, SIZE), "uint8", int(actions.n), "gymnasium")
     dtype = "uint8" if space.dtype == np.uint8 else "float32"
     size = int(np.prod(space.shape))
-    return EnvSpec(name, "vector", (size,), dtype, int(actions.n), "gymnasium", _grid(envs.envs[0].unwrapped, size))
+    return EnvSpec(name, "vector", (size,), dtype, int(actions.n), "gymnasium", _grid(env.unwrapped, size))
 
 
 def _grid(env: object, size: int) -> tuple[int, int, int] | None:
