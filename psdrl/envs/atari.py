@@ -231,7 +231,7 @@ class AleVector(VectorEnv):
         episodes, longest = History.episodes(state), int(max(state["lengths"]))
         for t in range(longest + 1):
             for i in np.flatnonzero(longest - state["lengths"] == t):
-                self._reset_one(i, int(state["resets"][i]))
+                self._reset_one(int(i), int(state["resets"][i]))
             if t < longest:
                 first = longest - state["lengths"]
                 actions = [int(episodes[i][t - first[i]]) if t >= first[i] else 0 for i in range(self.num_envs)]

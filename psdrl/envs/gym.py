@@ -31,10 +31,11 @@ class GymVector(VectorEnv):
         return np.stack([lane.reset() for lane in self.lanes])
 
     def send(self, actions: NDArray[np.int64]) -> None:
-        self._actions = actions
+        for lane, action in zip(self.lanes, actions, strict=True):
+            lane.send(action)
 
     def recv(self) -> Step:
-        return stacked([lane.step(action) for lane, action in zip(self.lanes, self._actions, strict=True)])
+        return stacked([lane.recv() for lane in self.lanes])
 
     @property
     def lives(self) -> NDArray[np.int64]:

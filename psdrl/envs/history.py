@@ -2,6 +2,7 @@
 
 Without sticky actions inside the emulator, these and the seed determine an Atari game."""
 
+import struct
 import zlib
 
 import numpy as np
@@ -39,10 +40,10 @@ class History:
     def extend(self, env: int, action: int, frame: NDArray, reward: float) -> None:
         """One transition of one environment."""
         self.actions[env].append(action)
-        self._checksums[env] = zlib.crc32(frame, zlib.crc32(np.float32(reward), self._checksums[env]))
+        self._checksums[env] = zlib.crc32(frame.data, zlib.crc32(struct.pack("f", reward), self._checksums[env]))
 
     def _start(self, env: int, frame: NDArray) -> None:
-        self.actions[env], self._checksums[env] = [], zlib.crc32(frame)
+        self.actions[env], self._checksums[env] = [], zlib.crc32(frame.data)
 
     def start(self, env: int, resets: int, frame: NDArray) -> None:
         """One environment was reset for the `resets`-th time."""

@@ -6,6 +6,7 @@ the episode showed tells whether it came out the same."""
 
 import contextlib
 import copy
+import struct
 import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ import numpy as np
 from gymnasium import wrappers
 from numpy.typing import NDArray
 
+from psdrl.envs.observations import Checked, Converted, Unfit
 from psdrl.envs.vector import EnvSpec, State
 from psdrl.errors import UserError
 
@@ -22,13 +24,10 @@ Env = gymnasium.Env[Any, Any]
 STATELESS = (
     wrappers.OrderEnforcing,
     wrappers.PassiveEnvChecker,
-    wrappers.FlattenObservation,
     wrappers.TransformAction,
+    Checked,
+    Converted,
 )
-
-
-class Unfit(ValueError):
-    """What an environment returned cannot be used; the text continues the environment's name."""
 
 
 class Row(NamedTuple):
@@ -85,6 +84,14 @@ class Lane:
         except Exception as error:
             return self._restart(error)
 
+    def send(self, action: np.int64) -> None:
+        """Take this action in `recv`."""
+        self._action = action
+
+    def recv(self) -> Row:
+        """The outcome of the action sent."""
+        return self.step(self._action)
+
     def _begin(self, seed: int | None) -> NDArray:
         """Start an episode; remember how."""
         self._episode += 1
@@ -108,7 +115,7 @@ class Lane:
         """The observation in its final form, a copy: an environment may reuse its memory."""
         self._observation = np.array(observation, self.spec.dtype).reshape(self.spec.shape)
         if not self._own:
-            self._checksum = zlib.crc32(self._observation, zlib.crc32(np.float64(reward), self._checksum))
+            self._checksum = zlib.crc32(self._observation.data, zlib.crc32(struct.pack("d", reward), self._checksum))
         return self._observation
 
     def _restart(self, error: Exception) -> Row:

@@ -129,7 +129,8 @@ class Stack(Layer):
 class Lives(Protocol):
     """Environments that tell how many lives (N,) are left, as of the last recv or reset."""
 
-    lives: NDArray[np.int64]
+    @property
+    def lives(self) -> NDArray[np.int64]: ...
 
 
 class LifeLoss(Layer):

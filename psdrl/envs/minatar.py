@@ -8,6 +8,8 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
+from psdrl.config import MinAtarConfig
+
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 
 
@@ -76,6 +78,12 @@ class MinAtar(gymnasium.Env[NDArray, np.int64]):
         palette = np.random.default_rng(7).integers(60, 256, (planes.shape[2] + 1, 3)).astype(np.uint8)
         palette[0] = 0
         return palette[channel].repeat(16, 0).repeat(16, 1)
+
+
+def make_minatar(game: str, protocol: MinAtarConfig, mode: str | None = None) -> gymnasium.Env[NDArray, np.int64]:
+    """A game in this protocol."""
+    env = MinAtar(game, protocol.sticky, protocol.ramping, protocol.stack, mode)
+    return gymnasium.wrappers.TimeLimit(env, protocol.max_steps)
 
 
 def _plain(value: Any) -> Any:
