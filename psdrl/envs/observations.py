@@ -38,18 +38,22 @@ class Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         outcome = self.env.reset(seed=seed, options=options)
-        if not isinstance(outcome, tuple) or len(outcome) != 2:
-            raise Unfit("must return observation and info from reset(), as gymnasium's environments do, but does not")
+        _check_count(outcome, "reset", ("observation", "info"))
         check_observation(self.env.observation_space, outcome[0])
         return outcome
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         outcome = self.env.step(action)
-        if not isinstance(outcome, tuple) or len(outcome) != 5:
-            raise Unfit("must return observation, reward, terminated, truncated and info from step(), but does not")
+        _check_count(outcome, "step", ("observation", "reward", "terminated", "truncated", "info"))
         check_observation(self.env.observation_space, outcome[0])
         check_reward(outcome[1])
         return outcome
+
+
+def _check_count(outcome: Any, method: str, names: tuple[str, ...]) -> None:
+    if not isinstance(outcome, tuple) or len(outcome) != len(names):
+        count = f"{len(outcome)} values" if isinstance(outcome, tuple) else "no tuple"
+        raise Unfit(f"returned {count} from {method}() instead of {', '.join(names)}")
 
 
 def check_observation(space: spaces.Space[Any], observation: Any) -> None:

@@ -1,5 +1,6 @@
 """Environments that gymnasium knows by name, those of a user's own modules among them."""
 
+import importlib
 import os
 import re
 import sys
@@ -12,6 +13,7 @@ from psdrl.envs.minatar import GAMES as MINATAR_GAMES
 from psdrl.envs.observations import prepared
 from psdrl.errors import UserError, nearest
 
+Entry = gymnasium.envs.registration.EnvSpec | str
 # As gymnasium and ale-py have named Atari games over the years.
 _ATARI = re.compile(r"(?:ALE/)?([A-Za-z]+?)(?:-ram)?(?:NoFrameskip|Deterministic)?(?:-v\d+)?")
 
@@ -27,29 +29,31 @@ def atari_game(name: str) -> str | None:
     return None if ours else known[match[1].lower()]
 
 
-def find(name: str) -> gymnasium.envs.registration.EnvSpec:
-    """gymnasium's entry of this name; MODULE:NAME imports the module first, from the working directory too."""
+def find(name: str) -> Entry:
+    """gymnasium's entry of this name, or the name itself if gymnasium is to find the version; MODULE:NAME imports the
+    module first, from the working directory too."""
     if game := atari_game(name):  # whether or not ale-py is registered: Atari has a protocol of its own
         raise UserError(f"Unknown environment {name!r}: it is an Atari game, use --game {game}.")
-    if ":" in name and os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as `python -m` has it; console scripts do not
-    try:
-        return gymnasium.spec(name)
-    except gymnasium.error.UnregisteredEnv:
-        raise UserError(f"Unknown environment {name!r}{_hint(name)}") from None
-    except (gymnasium.error.Error, ImportError) as error:  # malformed, outdated, or a package is missing
-        raise UserError(f"Environment {name!r} cannot be made: {_first_line(error)}") from None
+    module, _, bare = name.rpartition(":")
+    if module:
+        if os.getcwd() not in sys.path and "" not in sys.path:
+            sys.path.insert(0, os.getcwd())  # as `python -m` has it; console scripts do not
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise UserError(f"Environment {name!r} cannot be made: {_first_line(error)}") from error
+    return gymnasium.registry.get(bare, bare)
 
 
-def make_registered(
-    name: str, mode: str | None, entry: gymnasium.envs.registration.EnvSpec | None = None
-) -> gymnasium.Env[Any, Any]:
+def make_registered(name: str, mode: str | None, entry: Entry | None = None) -> gymnasium.Env[Any, Any]:
     """The environment of this name, or of this entry of gymnasium's registry; see `psdrl.envs.observations`."""
     entry = entry or find(name)
     options: dict[str, Any] = {"render_mode": mode} if mode else {}  # some constructors do not know it
     try:
         env = gymnasium.make(entry, disable_env_checker=True, **options)  # `Checked` takes its place
-    except (gymnasium.error.Error, ImportError) as error:
+    except gymnasium.error.UnregisteredEnv:
+        raise UserError(f"Unknown environment {name!r}{_hint(name)}") from None
+    except (gymnasium.error.Error, ImportError) as error:  # malformed, outdated, or a package is missing
         raise UserError(f"Environment {name!r} cannot be made: {_first_line(error)}") from None
     except Exception as error:  # of a user's own constructor
         if mode and "render_mode" in str(error):

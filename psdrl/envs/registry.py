@@ -86,7 +86,7 @@ def _make_minatar(config: Config, seeds: list[int], render: bool) -> VectorEnv:
 def _make_registered(config: Config, seeds: list[int], render: bool) -> VectorEnv:
     name = str(config.env)
     entry = find(name)
-    if render and entry.entry_point is not None:
+    if render and not isinstance(entry, str):
         _check_renders(name, entry)
     return vector(name, partial(make_registered, name, "rgb_array" if render else None, entry), seeds, config)
 

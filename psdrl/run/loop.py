@@ -24,6 +24,8 @@ class Group:
         self.length = np.zeros(env.num_envs, np.int64)
         self.actions = np.zeros(env.num_envs, np.int64)
         self.ended = np.zeros(env.num_envs, bool)
+        self.over = np.zeros(env.num_envs, bool)
+        self.faults = 0
         self.stepping = False
         self.observation = env.reset()
         actor.start(np.ones(env.num_envs, bool))
@@ -51,9 +53,14 @@ class Group:
         agent = self.agent
         agent.step += int((~step.started).sum())
         agent.observe(self.first, self.actions, step)
-        self.score = np.where(step.started, 0.0, self.score + step.reward)
-        self.length = np.where(step.started, 0, self.length + 1)
-        for i in np.flatnonzero(self.ended):
+        anew = self.over | step.failed
+        self.score = np.where(anew, 0.0, self.score) + step.reward
+        self.length = np.where(anew, 0, self.length) + ~step.started
+        self.over = step.over
+        if step.failed.any():
+            self.faults += int(step.failed.sum())
+            log.scalars(agent.step, {"env/faults": float(self.faults)})
+        for i in np.flatnonzero(step.over):  # of whole games, whatever ends an episode for learning
             agent.episodes += 1
             log.scalars(agent.step, {"train/return": float(self.score[i]), "train/length": float(self.length[i])})
 
