@@ -2,7 +2,7 @@
 actions, no life information, 1 to 30 no-ops, a cap of 27,000 steps. `--atari.*` departs from it.
 
 Three backends. Their frames are equal but for the last one of an episode that ends within an action repeat, where
-EnvPool pools the two last frames of the game and the others what they had."""
+EnvPool pools the two last frames of the game and the others what they had; ale-py does that at the cap too."""
 
 import importlib.util
 from typing import Any
