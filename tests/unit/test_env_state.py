@@ -240,3 +240,30 @@ def test_the_state_of_another_game_is_not_restored(backend: str) -> None:
     assert make_env(atari("Breakout", backend, 2)).restore(stored(env.state())) is None
     env.close()
     again.close()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("what", ["an action", "a reset", "the checksum"])
+def test_a_state_that_was_changed_is_not_restored(backend: str, what: str) -> None:
+    """Another game comes out: the cars elsewhere after another number of no-ops, or the chicken; or the checksum is
+    not that of the game."""
+    env = make_env(atari("Freeway", backend, 1, max_steps=30))
+    env.reset()
+    for _ in range(50):
+        env.step(np.array([1]))  # up
+    state: Any = stored(env.state())
+    env.close()
+    lane = state["0"] if backend == "gymnasium" else state
+    if what == "an action":
+        lane["actions"][2] = 2
+    elif what == "the checksum":
+        name = "checksum" if backend == "gymnasium" else "checksums"
+        lane[name] = lane[name] + 1 if backend == "gymnasium" else [lane[name][0] + 1]
+    elif backend == "gymnasium":
+        lane["generator"]["state"]["state"] += 2**100
+    else:
+        lane["resets"][0] += 2
+    again = make_env(atari("Freeway", backend, 1, max_steps=30))
+    assert again.restore(state) is None
+    assert again.reset().shape == (1, 1, 64, 64), "it can be reset and used"
+    again.close()
