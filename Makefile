@@ -1,5 +1,7 @@
 # make train   set up .venv (first time only) and train PSDRL on Pong; GAME=... and ARGS="..." pass through
-# make test    ruff, mypy and the whole test suite (what .ci/run calls)
+# make quick   tests/unit: pure tests, under a minute on two cores
+# make test    ruff, mypy and all tests but the slow ones (what .ci/run calls), under 10 minutes with the set-up
+# make slow    the slow tests; each has a short version in make test
 # make sanitize   the C++ part under AddressSanitizer and UndefinedBehaviourSanitizer
 # make learn   does it learn? DeepSea, also from images, CartPole, MinAtar Breakout, Freeway and Space Invaders, Atari
 #              Freeway into results/, then figures and table; what is there is not run again: make learn RESULTS=DIRECTORY
@@ -19,15 +21,21 @@ CUDA_VENV ?= .cuda-venv
 PYTHON312 ?= python3.12
 CUDA_ARGS ?= --out docs/cuda-check.md
 
-.PHONY: train test learn bench sanitize cuda-check clean
+.PHONY: train quick test slow learn bench sanitize cuda-check clean
 train: $(READY)
 	$(BIN)/python -m psdrl.train --game $(GAME) $(ARGS)
+
+quick: $(READY)
+	$(BIN)/python -m pytest -n auto tests/unit
 
 test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto -m "not slow"
+
+slow: $(READY)
+	$(BIN)/python -m pytest -n auto -m slow
 
 bench: $(READY)
 	$(BIN)/python -m pytest bench --benchmark-enable --benchmark-only -s --benchmark-group-by=group --benchmark-columns=min,mean,rounds

@@ -2,20 +2,14 @@
 
 from dataclasses import replace
 
-import numpy as np
 import torch
 
 from psdrl.agents.psdrl.agent import PsdrlAgent
 from psdrl.agents.psdrl.settings import PsdrlConfig
+from psdrl.agents.psdrl.synthetic import atari_spec, filled_agent
 from psdrl.agents.registry import configure
-from psdrl.envs.vector import EnvSpec
 
 EPISODE = 500  # steps per synthetic episode
-
-
-def spec_for(actions: int) -> EnvSpec:
-    """An Atari-like environment."""
-    return EnvSpec("synthetic", "image", (1, 64, 64), "uint8", actions, "none")
 
 
 def make_agent(
@@ -30,18 +24,8 @@ def make_agent(
     config = configure(game="Pong", preset=preset, device="cpu", update_path=path, **settings)
     capacity = max(transitions, EPISODE)
     config = replace(config, replay=replace(config.replay, capacity=capacity))
-    agent = PsdrlAgent(config, spec_for(actions), dtype)
-    rng = np.random.default_rng(0)
-    left = transitions
-    while left > 0:
-        length = min(left, EPISODE)
-        frames = rng.integers(0, 256, (length + 1, 1, 64, 64), dtype=np.uint8)
-        agent.replay.start(0, frames[0])
-        for t in range(length):
-            action, reward = int(rng.integers(actions)), float(rng.normal())
-            agent.replay.add(0, action, reward, frames[t + 1], t == length - 1, False)
-        left -= length
-    return agent
+    whole, rest = divmod(transitions, EPISODE)
+    return filled_agent(config, atari_spec(actions), [EPISODE] * whole + [rest] * (rest > 0), dtype)
 
 
 def shortened(config: PsdrlConfig, batch: int | None = None, length: int | None = None) -> PsdrlConfig:

@@ -1,18 +1,21 @@
 """What several tests share: the paper's networks written out in NumPy, small agents, filled buffers, a scripted env."""
 
+import weakref
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import psdrl
-from psdrl.agents import registry
 from psdrl.agents.psdrl.agent import PsdrlAgent
 from psdrl.agents.psdrl.lookahead import Lookahead, factored
 from psdrl.agents.psdrl.models import ForwardModel, Models, Smallest, TanhNet
 from psdrl.agents.psdrl.settings import PsdrlConfig
+from psdrl.agents.psdrl.synthetic import add_episode, agent_of
 from psdrl.cost.sizes import Sizes, grid_bytes
 from psdrl.cost.work import foreseen_bytes
 from psdrl.envs.vector import EnvSpec, Step, VectorEnv
@@ -20,6 +23,16 @@ from psdrl.replay.episodes import Replay
 from psdrl.run.log import Log
 
 Array = NDArray[np.float64]
+LOCAL = {"local": True, "feature_activation": "tanh"}  # forward settings of networks that treat places alike
+# Makes packages look as if they were not installed: neither found nor importable.
+BLOCKER = """
+import importlib.machinery, sys
+class Blocked(importlib.machinery.PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.split(".")[0] in BLOCKED else super().find_spec(name, path, target)
+sys.meta_path = [Blocked if finder is importlib.machinery.PathFinder else finder for finder in sys.meta_path]
+"""
 
 
 def vector_spec(size: int = 3, actions: int = 2) -> EnvSpec:
@@ -47,32 +60,8 @@ def small_models(config: PsdrlConfig, spec: EnvSpec, seed: int = 0) -> Models:
         return Models(config, spec).double()
 
 
-def agent_of(config: PsdrlConfig, spec: EnvSpec, dtype: torch.dtype = torch.float32) -> PsdrlAgent:
-    """The agent that the configuration names: PSDRL or an ablation of it."""
-    kind: Any = registry.entry(config.algo).agent
-    return kind(config, spec, dtype)
-
-
 def small_agent(spec: EnvSpec | None = None, **settings: Any) -> PsdrlAgent:
     return agent_of(small_config(**settings), spec or vector_spec())
-
-
-def add_episode(
-    replay: Replay, rng: np.random.Generator, length: int, terminated: bool = True, actions: int = 2, env: int = 0
-) -> None:
-    """An episode of random observations, actions and rewards."""
-    shape = tuple(replay.observations.shape[1:])
-
-    def observation() -> NDArray:
-        if replay.observations.dtype == torch.uint8:
-            return rng.integers(0, 256, shape).astype(np.uint8)
-        return rng.normal(size=shape).astype(np.float32)
-
-    replay.start(env, observation())
-    for t in range(length):
-        last = t == length - 1
-        action, reward = int(rng.integers(actions)), float(rng.normal())
-        replay.add(env, action, reward, observation(), last and terminated, last and not terminated)
 
 
 def filled_replay(lengths: list[int], capacity: int = 1000, size: int = 3, actions: int = 2, seed: int = 0) -> Replay:
@@ -248,3 +237,28 @@ def largest_tensor(config: PsdrlConfig, spec: EnvSpec) -> float:
     batch = 4 * r.batch * (r.length + 1) * max(s.latent + max(s.hidden, s.actions), 3 * s.hidden)
     tables = max(4 * r.capacity * 9 / 8 * s.latent, foreseen_bytes(config, s))
     return max(chunk, grid_bytes(config, s), batch, tables, 8 * k * max(k, s.latent + 1))
+
+
+class Allocations(TorchDispatchMode):
+    """Bytes of live storages that operations made, their peak, and the largest tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.live = self.peak = self.largest = 0
+        self.known: weakref.WeakSet = weakref.WeakSet()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                if storage not in self.known:
+                    self.known.add(storage)
+                    self.live += storage.nbytes()
+                    self.peak = max(self.peak, self.live)
+                    self.largest = max(self.largest, storage.nbytes())
+                    weakref.finalize(storage, self.release, storage.nbytes())
+        return result
+
+    def release(self, size):
+        self.live -= size

@@ -22,6 +22,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from psdrl.agents.psdrl.acting import Actor
+from psdrl.runtime.execution import Execution
+from psdrl.runtime.graphs import Cuda
+
 SYNCHRONISES = {
     "aten::_local_scalar_dense",
     "aten::item",
@@ -264,3 +268,18 @@ def as_on_a_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
 
     return call
+
+
+def stand_in():
+    """Streams and graphs of a GPU that is not the current one, and what they ask for."""
+    cuda = StandIn()
+    return Cuda(torch.device("cpu"), cuda), cuda
+
+
+def with_graphs(agent, precision="fp32"):
+    """The agent as on a GPU, with a recording device under its steps."""
+    primitives, recording = stand_in()
+    agent.execution = Execution(agent.device, agent.config.compile, True, precision, primitives)
+    agent.actors = [Actor(agent, agent.config.num_envs, 1)]
+    agent.update = as_on_a_gpu(agent.update)
+    return recording

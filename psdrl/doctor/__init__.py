@@ -20,7 +20,8 @@ from rich.table import Table
 
 from psdrl.agents.psdrl.kernel_calls import KernelCalls
 from psdrl.agents.psdrl.settings import PsdrlConfig
-from psdrl.agents.psdrl.update_checks import PRECISIONS, compare, impossible, random_agent
+from psdrl.agents.psdrl.synthetic import atari_spec, filled_agent
+from psdrl.agents.psdrl.update_checks import PRECISIONS, compare, impossible
 from psdrl.agents.registry import configure
 from psdrl.envs.vector import EnvSpec
 from psdrl.errors import UserError
@@ -122,16 +123,12 @@ def workloads(quick: bool) -> Iterator[tuple[PsdrlConfig, EnvSpec]]:
         "termination": {"units": 21},
         "value": {"units": 47, "random_share": 0.1},
     }
-    yield configure(game="Pong", preset="debug", device="cpu"), _atari(6)
-    yield configure(game="Pong", preset="debug", device="cpu", **odd), _atari(3)
+    yield configure(game="Pong", preset="debug", device="cpu"), atari_spec(6)
+    yield configure(game="Pong", preset="debug", device="cpu", **odd), atari_spec(3)
     if not quick:
-        yield configure(game="Pong", preset="paper", device="cpu"), _atari(6)
-        yield configure(game="Pong", preset="paper", device="cpu", num_envs=16), _atari(18)
-        yield configure(game="Pong", preset="cpu", device="cpu"), _atari(4)
-
-
-def _atari(actions: int) -> EnvSpec:
-    return EnvSpec("doctor", "image", (1, 64, 64), "uint8", actions, "none")
+        yield configure(game="Pong", preset="paper", device="cpu"), atari_spec(6)
+        yield configure(game="Pong", preset="paper", device="cpu", num_envs=16), atari_spec(18)
+        yield configure(game="Pong", preset="cpu", device="cpu"), atari_spec(4)
 
 
 def _badness(finding: checks.Finding) -> float:
@@ -152,7 +149,7 @@ def throughput(device: torch.device, seconds: float) -> Result:
     """Updates and actions of the device's own preset on random frames, for this long."""
     name: Literal["paper", "cpu"] = "paper" if device.type == "cuda" else "cpu"
     config = configure(game="Pong", preset=name, device=str(device))
-    agent = random_agent(config, 2000)
+    agent = filled_agent(config, atari_spec(6), [100] * 20)
     frame = agent.replay.observations[:1].cpu().numpy()
     end = time.monotonic() + seconds
 

@@ -34,8 +34,8 @@ class FrameReplay:
     """At most `capacity` transitions, shared equally by the environments; the oldest leave first, one by one.
 
     0.5% more slots hold the episodes' last frames: 1e6 transitions of 84 x 84 take 7.09 GB. Where episodes are shorter
-    than 200 steps the slots bind first, and fewer transitions are kept. The arrays are zeros, which a CPU's operating
-    system provides page by page as they are written.
+    than 200 steps the slots bind first, and fewer transitions are kept. The arrays are zeros, which the operating
+    system provides page by page as they are written; pinned ones are taken at once.
 
     where: the frames lie on the device, in host memory or in pinned host memory; auto: on the device if they take less
     than a quarter of its free memory. Everything else stays on the host, where transitions are written one by one.
@@ -62,8 +62,10 @@ class FrameReplay:
         self.on_device = on_device("host" if where == "pinned" else where, size, self.device)
         if where == "pinned" and not self.on_device:
             self.frames = pinned_empty((slots, *shape), kind).zero_()
-        else:
-            self.frames = torch.zeros((slots, *shape), dtype=kind, device=self.device if self.on_device else "cpu")
+        elif self.on_device and self.device.type != "cpu":
+            self.frames = torch.zeros((slots, *shape), dtype=kind, device=self.device)
+        else:  # torch.zeros would write all of it now
+            self.frames = torch.from_numpy(np.zeros((slots, *shape), self._dtype))
         self.actions = np.zeros(slots, np.int64)
         self.rewards = np.zeros(slots, np.float32)
         self.terminated = np.zeros(slots, bool)

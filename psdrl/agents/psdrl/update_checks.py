@@ -14,14 +14,12 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
-from psdrl.agents.psdrl.agent import PsdrlAgent
 from psdrl.agents.psdrl.settings import PsdrlConfig
+from psdrl.agents.psdrl.synthetic import atari_spec, filled_agent
 from psdrl.agents.registry import configure
 from psdrl.config import Precision
-from psdrl.envs.vector import EnvSpec
 from psdrl.kernels import checks
 from psdrl.kernels.checks.rounding import Emulated, cut_to_tf32, to_bf16, to_tf32
 from psdrl.runtime.device import bf16_on_cpu
@@ -65,18 +63,6 @@ class Comparison(NamedTuple):
     data: dict[str, Any]
 
 
-def random_agent(config: PsdrlConfig, transitions: int) -> PsdrlAgent:
-    """An agent with random frames in its buffer."""
-    agent = PsdrlAgent(config, EnvSpec("doctor", "image", (1, 64, 64), "uint8", 6, "none"))
-    rng, length = np.random.default_rng(0), 100
-    for _ in range(transitions // length):
-        frames = rng.integers(0, 256, (length + 1, 1, 64, 64), dtype=np.uint8)
-        agent.replay.start(0, frames[0])
-        for t in range(length):
-            agent.replay.add(0, int(rng.integers(6)), float(rng.normal()), frames[t + 1], t == length - 1, False)
-    return agent
-
-
 def impossible(device: torch.device, precision: Precision) -> str | None:
     """Why this precision cannot be checked on this device; None: it can."""
     if device.type == "cpu" and precision == "tf32":
@@ -91,7 +77,7 @@ def outcome(config: PsdrlConfig, arithmetic: AbstractContextManager | None = Non
         return torch.cat([p.detach().double().cpu().flatten() for p in agent.models.parameters()])
 
     with checks.switches(torch.device(config.device), config.precision), arithmetic or nullcontext():
-        agent = random_agent(config, 300)
+        agent = filled_agent(config, atari_spec(6), [100] * 3)
         before, start = parameters(), time.perf_counter()
         for _ in range(2):
             agent.update()
