@@ -15,7 +15,6 @@ from psdrl.agents.registry import configure, make_agent
 from psdrl.config import Config
 from psdrl.envs import EnvSpec, VectorEnv, make_env, wrap
 from psdrl.envs.atari import GAMES
-from psdrl.envs.make import env_seeds
 from psdrl.envs.vector import GroupedEnv
 from psdrl.errors import UserError
 from psdrl.run import evaluation, loop
@@ -206,7 +205,7 @@ def configured(env: Environment, settings: dict[str, Any]) -> tuple[Any, EnvSpec
     if isinstance(env, gymnasium.vector.VectorEnv):
         settings["num_envs"] = env.num_envs
     known = {name: settings[name] for name in ("env", "seed", "num_envs", "env_groups") if name in settings}
-    vector = wrap(env, Config(**known))  # type: ignore[arg-type]
+    vector = wrap(env, Config(**known))
     if not isinstance(env, OBJECTS):
         vector.close()  # the run makes its own
     if settings.get("preset", "auto") == "auto":
@@ -229,7 +228,7 @@ def maker(env: Any, config: Config) -> Callable[[int], VectorEnv] | None:
         make = _remake(env)
     if make is None:
         return None
-    return lambda stream: wrap(make, _with_stream(config, stream), num_envs=1)
+    return lambda stream: wrap(make, config, num_envs=1, stream=stream)
 
 
 def _remake(env: gymnasium.Env[Any, Any] | gymnasium.vector.VectorEnv) -> Callable[[], Any] | None:
@@ -248,7 +247,7 @@ def playing(env: Environment, config: Config) -> Callable[[int], VectorEnv]:
     """For evaluation on a given environment; an object stays open."""
 
     def make(stream: int) -> VectorEnv:
-        vector = env if isinstance(env, VectorEnv) else wrap(env, _with_stream(config, stream), num_envs=1)
+        vector = env if isinstance(env, VectorEnv) else wrap(env, config, num_envs=1, stream=stream)
         return Lent([vector]) if isinstance(env, OBJECTS) else vector
 
     return make
@@ -263,7 +262,3 @@ class Lent(GroupedEnv):
 
 def _interface(spec: EnvSpec) -> tuple[Any, ...]:
     return spec.kind, spec.shape, spec.dtype, spec.num_actions
-
-
-def _with_stream(config: Config, stream: int) -> Config:
-    return replace(config, seed=env_seeds(config.seed, stream, 1)[0])

@@ -18,7 +18,7 @@ Precision = Literal["fp32", "tf32", "bf16"]
 
 @dataclass(frozen=True)
 class AtariConfig:
-    """Atari protocol; action repeat 4, minimal actions, no sticky actions, no life information. [paper]"""
+    """Atari protocol: that of the paper by default, the same in every backend."""
 
     noop_max: int = 30
     """Random number of no-ops, 1 to this, at the start of an episode. [released]"""
@@ -26,6 +26,19 @@ class AtariConfig:
     """Steps after which an episode is cut. [released]"""
     size: int = 64
     """Height and width of a frame. [paper; its model-free baselines see 84, as Nature DQN does]"""
+    repeat: int = 4
+    """Frames that an action is repeated for; an observation is the maximum of the last two. [paper]"""
+    stack: int = 1
+    """Frames in an observation, as channels, oldest first. Agents with a replay stack of their own need 1. [paper]"""
+    sticky: float = 0.0
+    """Probability that a decision is ignored and the last action repeated, drawn once per decision and by our own
+    generator, so that a run can be resumed exactly. ALE draws once per frame: at equal numbers this is harsher.
+    [paper: 0]"""
+    full_actions: bool = False
+    """All 18 actions of the joystick instead of those that the game uses. [paper: minimal]"""
+    life_loss: bool = False
+    """In training a lost life ends the episode; scores and evaluation are of whole games. [paper: no life
+    information]"""
 
 
 @dataclass(frozen=True)
@@ -66,6 +79,14 @@ class Config:
     num_envs; EnvPool and ale step in threads of their own, other backends gain nothing. [ours]"""
     env_backend: Literal["auto", "envpool", "ale", "gymnasium"] = "auto"
     """What runs Atari: EnvPool, ale-py's vector environment, or gymnasium; auto takes the first that is installed."""
+    env_process: bool = False
+    """Run each environment of --env in a process of its own: they step side by side, and one that dies or hangs is
+    replaced; a step costs some 0.1 ms more. [ours]"""
+    env_timeout: float = 60.0
+    """With --env-process: seconds after which an environment that does not answer is taken for hung. [ours]"""
+    env_restarts: int = 10
+    """How often in a row an environment of --env that fails (raises, returns NaN, dies, hangs) is made anew and its
+    episode discarded; an episode that ends begins the count again. [ours]"""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N; auto takes a GPU if there is one."""
     compile: bool = False
@@ -120,11 +141,12 @@ class Config:
         if self.atari.noop_max < 1:
             raise UserError("--atari.noop-max must be at least 1: EnvPool crashes on 0 (use 1 for the shortest start).")
         at_least(self, MINIMA)
+        positive(self, ("env_timeout",))
         if self.num_envs % self.env_groups:
             raise UserError(
                 f"--env-groups is {self.env_groups} but must divide --num-envs {self.num_envs}: groups are of one size."
             )
-        shares(self, ("minatar.sticky",))
+        shares(self, ("minatar.sticky", "atari.sticky"))
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as JSON-ready values."""
@@ -142,12 +164,15 @@ MINIMA = {
     "num_envs": 1,
     "env_groups": 1,
     "chunk_rows": 1,
+    "env_restarts": 0,
     "eval_every": 0,
     "eval_episodes": 1,
     "checkpoint_every": 0,
     "checkpoint_keep": 1,
     "atari.max_steps": 1,
     "atari.size": 1,
+    "atari.repeat": 1,
+    "atari.stack": 1,
     "minatar.max_steps": 1,
     "minatar.stack": 1,
 }

@@ -198,7 +198,9 @@ class ScriptedEnv(VectorEnv):
             if t + 1 == plan.length:
                 terminated[i], truncated[i] = plan.end in ("terminated", "both"), plan.end in ("truncated", "both")
         self._ended = terminated | truncated
-        return Step(self._observation(), reward, terminated, truncated, started)
+        return Step(
+            self._observation(), reward, terminated, truncated, started, self._ended, np.zeros(self.num_envs, bool)
+        )
 
     def close(self) -> None:
         pass

@@ -48,8 +48,10 @@ def evaluate(
             if on_frame:
                 on_frame(env.render())
             step = env.step(actor.act(observation))
-            score += float(step.reward[0])
+            score = 0.0 if step.failed[0] else score + float(step.reward[0])
             observation = step.observation
+            if step.failed[0]:
+                actor.start(step.failed)
             if step.terminated[0] or step.truncated[0]:
                 returns.append(score)
                 score = 0.0

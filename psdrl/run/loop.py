@@ -19,7 +19,7 @@ from psdrl.runtime.profiling import Profile, device_for
 class Group:
     """Environments that are stepped together, from `first` on, and the actor that plays them."""
 
-    STATE = ("score", "length", "actions", "ended", "stepping", "observation")
+    STATE = ("score", "length", "actions", "ended", "over", "stepping", "observation")
 
     def __init__(self, agent: Agent, env: VectorEnv, actor: Actor, first: int) -> None:
         self.agent, self.env, self.actor, self.first = agent, env, actor, first
@@ -27,6 +27,7 @@ class Group:
         self.length = np.zeros(env.num_envs, np.int64)
         self.actions = np.zeros(env.num_envs, np.int64)
         self.ended = np.zeros(env.num_envs, bool)
+        self.over = np.zeros(env.num_envs, bool)
         self.stepping = False
         self.observation = np.zeros((env.num_envs, *env.spec.shape), env.spec.dtype)
 
@@ -54,14 +55,15 @@ class Group:
         return step
 
     def store(self, step: Step) -> list[Episode]:
-        """Count and keep the transitions of a step; the episodes that it ended."""
+        """Count and keep the transitions of a step; the games that it ended."""
         self.agent.step += int((~step.started).sum())
         self.agent.observe(self.first, self.actions, step)
-        self.score = np.where(step.started, 0.0, self.score + step.reward)
-        self.length = np.where(step.started, 0, self.length + 1)
-        return [
-            Episode(self.first + int(i), float(self.score[i]), int(self.length[i])) for i in np.flatnonzero(self.ended)
-        ]
+        anew = self.over | step.failed
+        self.score = np.where(anew, 0.0, self.score) + step.reward
+        self.length = np.where(anew, 0, self.length) + ~step.started
+        self.over = step.over
+        whole = np.flatnonzero(step.over)  # of whole games, whatever ends an episode for learning
+        return [Episode(self.first + int(i), float(self.score[i]), int(self.length[i])) for i in whole]
 
     def state_dict(self) -> dict[str, Any]:
         """The running episodes, as far as the loop knows them."""
@@ -94,6 +96,7 @@ class Loop:
         trace = (self.run.logdir or Path()) / f"trace-{(self.config.profile or '').replace(':', '-')}.json"
         self.profile = Profile(self.config.profiled, device_for(self.agent.device, trace))
         self.told = store.saved if store else None  # the last checkpoint that the listeners know of
+        self.faults = 0  # of environments
         self.acting = 0.0  # seconds of acting and waiting for environments since the last report
 
     def play(self) -> None:
@@ -125,6 +128,9 @@ class Loop:
         self.acting += time.perf_counter() - before
         episodes = group.store(step)
         tell("on_step", group.first, group.actions, step)
+        if step.failed.any():
+            self.faults += int(step.failed.sum())
+            tell("on_fault", self.faults)
         for episode in episodes:
             agent.episodes += 1
             tell("on_episode", episode)

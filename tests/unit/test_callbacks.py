@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -197,7 +198,7 @@ def test_metrics_that_were_lost_are_not_padded(tmp_path: Path) -> None:
     assert (tmp_path / "metrics.jsonl").read_bytes() == b'{"step": 1, "a": 1.0}\n'
 
 
-def test_tensorboard_hides_what_will_happen_again(tmp_path: Path) -> None:
+def test_tensorboard_hides_what_will_happen_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = TensorBoard()
     run = Run(small_agent(), tmp_path)
     first.on_start(run)
@@ -206,6 +207,8 @@ def test_tensorboard_hides_what_will_happen_again(tmp_path: Path) -> None:
     first.scalars(2, {"x": -2.0})
     first.scalars(3, {"x": -3.0})
     first.on_end(run, None)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 10)  # files of one second are read in any order
     second = TensorBoard()
     second.resume(state)
     second.on_start(run)

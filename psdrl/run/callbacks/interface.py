@@ -62,6 +62,9 @@ class Callback:
     def on_episode(self, run: Run, episode: Episode) -> None:
         """An episode has ended."""
 
+    def on_fault(self, run: Run, faults: int) -> None:
+        """An environment has failed and was made anew; `faults` of them so far."""
+
     def on_phase(self, run: Run, name: str) -> None:
         """The run now does this: acting, evaluating, saving, or a phase of an update."""
 
@@ -95,6 +98,9 @@ class Scalars(Callback):
     def on_episode(self, run: Run, episode: Episode) -> None:
         self.scalars(run.step, {"train/return": float(episode.score), "train/length": float(episode.length)})
 
+    def on_fault(self, run: Run, faults: int) -> None:
+        self.scalars(run.step, {"env/faults": float(faults)})
+
     def on_update(self, run: Run, metrics: dict[str, float]) -> None:
         if metrics:
             self.scalars(run.step, metrics)
@@ -103,7 +109,7 @@ class Scalars(Callback):
         self.scalars(run.step, {"eval/return": float(np.mean(returns))})
 
 
-EVENTS = ("on_step", "on_episode", "on_phase", "on_update", "on_evaluation", "on_checkpoint")
+EVENTS = ("on_step", "on_episode", "on_fault", "on_phase", "on_update", "on_evaluation", "on_checkpoint")
 
 
 class Listeners:
