@@ -12,7 +12,7 @@ from psdrl.agents.interface import Actor, Agent
 from psdrl.envs.vector import Step, VectorEnv
 from psdrl.run.callbacks import Callback, Episode, Listeners, Run
 from psdrl.run.checkpoint import Store
-from psdrl.run.evaluation import evaluate
+from psdrl.run.evaluation import evaluate, never
 from psdrl.runtime.profiling import Profile, device_for
 
 
@@ -152,11 +152,13 @@ class Loop:
         self.listeners.phase("acting")
 
     def evaluate(self) -> None:
-        """Evaluation during training, on an environment, hidden state and random stream of its own."""
+        """Evaluation during training, with environment, hidden state and random stream of its own; `stop()` ends it."""
         self.listeners.phase("evaluating")
         stream = 1 + self.agent.step // max(1, self.config.eval_every)  # of the step: the same after a resume
-        returns = evaluate(self.agent, self.config.eval_episodes, stream=stream, make=self.make_env)
-        self.listeners.tell("on_evaluation", returns)
+        episodes = self.config.eval_episodes
+        returns = evaluate(self.agent, episodes, stream=stream, stop=self.stop, make=self.make_env)
+        if len(returns) == episodes:
+            self.listeners.tell("on_evaluation", returns)
         self.listeners.phase("acting")
 
     def checkpoint(self) -> None:
@@ -179,7 +181,7 @@ def train(
     agent: Agent,
     env: VectorEnv,
     callbacks: Callback | Iterable[Callback] = (),
-    stop: Callable[[], bool] = lambda: False,
+    stop: Callable[[], bool] = never,
     store: Store | None = None,
     make_env: Callable[[int], VectorEnv] | None = None,
 ) -> None:

@@ -15,6 +15,7 @@ from rich.table import Table
 from psdrl.agents.interface import Agent
 from psdrl.agents.registry import make_agent
 from psdrl.config import Config
+from psdrl.console import PatientConsole
 from psdrl.cost import forecast as cost
 from psdrl.envs import make_env
 from psdrl.envs.vector import VectorEnv
@@ -25,6 +26,7 @@ from psdrl.run.checkpoint import Store, check_same, latest, newest, restore, wri
 from psdrl.run.log import run_callbacks
 from psdrl.run.loop import train
 from psdrl.run.store.lock import Lock
+from psdrl.run.store.saver import order
 from psdrl.version import __version__
 
 BEFORE_CONFIG = (".lock", ".holder.json", ".partial-config.json")  # what a run that died at once may leave
@@ -56,36 +58,39 @@ class Stop:
 
 def run(config: Config, why_preset: str, arguments: list[str]) -> int:
     """`psdrl train` with the configuration parsed from `arguments`; returns the exit code."""
-    console = Console()
+    console = PatientConsole()
     config.check()
-    logdir = config.logdir or Path("runs") / f"{config.env_name}-{config.algo}-{config.seed}".replace("/", "-")
+    logdir = config.logdir or config.default_logdir
     config = replace(config, logdir=logdir)
     callbacks = run_callbacks(config, console)
     refuse_what_is_no_run(config, logdir)
     with ExitStack() as stack:
-        old = (logdir / "config.json").exists()
+        old, checkpoint = (logdir / "config.json").exists(), None
         if old:
             stack.enter_context(Lock(logdir))
+            checkpoint = _find_checkpoint(logdir, console)
+            if checkpoint and _finished(console, config, logdir, checkpoint):
+                return 0
         env = make_env(config)
         agent = make_agent(config, env.spec, check=True)
         if not old:  # nothing is left behind if the agent cannot be made
             stack.enter_context(Lock(logdir))
             refuse_what_is_no_run(config, logdir)
-        return _run(agent, env, logdir, callbacks, console, why_preset, arguments)
+        return _run(agent, env, checkpoint, callbacks, console, why_preset, arguments)
 
 
 def _run(
     agent: Agent,
     env: VectorEnv,
-    logdir: Path,
+    checkpoint: Path | None,
     callbacks: list[Callback],
     console: Console,
     why_preset: str,
     arguments: list[str],
 ) -> int:
     """`run`, as the only process that writes into logdir."""
-    config = agent.config
-    checkpoint = _find_checkpoint(logdir, console)
+    config, logdir = agent.config, agent.config.logdir
+    assert logdir is not None
     for name, problem in agent.failed.items():
         _warn(
             console,
@@ -99,29 +104,27 @@ def _run(
     write_config(logdir, config)
     _summary(console, agent, why_preset, checkpoint)
     _forecast(console, agent)
-    if agent.step >= config.steps:
-        console.print(f"This run has its {config.steps} steps; ask for more with --steps.", highlight=False)
-        env.close()
-        return 0
+    first_update = agent.updates
     again = f"python -m psdrl.train {shlex.join(arguments)}"  # the same logdir resumes
     try:
         with Stop(console) as stop:
             train(agent, env, callbacks, stop, store)
     except KeyboardInterrupt:
         kept = latest(logdir)
-        since = f"continues from {kept.name}" if kept else "starts again, for no checkpoint was written"
+        since = f"continues from {kept.name}" if kept else "starts again: no checkpoint was written"
         console.print(f"Stopped without saving. The same command {since}.", highlight=False)
         return 130
     finally:
         env.close()
     for fallback in agent.fallbacks:
         _warn(console, f"{fallback}.")
+    _unprofiled(console, config, range(first_update, agent.updates))
     if stop.asked:
         console.print(f"Saved at step {agent.step}. Resume with:\n  {again}", highlight=False, soft_wrap=True)
         return 130
     console.print(
         f"Done: {agent.step} steps, {agent.episodes} episodes, {agent.updates} updates. "
-        f"Play it with:\n  python -m psdrl.evaluate {logdir}",
+        f"Play it with:\n  python -m psdrl.evaluate {shlex.quote(str(logdir))}",
         highlight=False,
         soft_wrap=True,
     )
@@ -130,6 +133,30 @@ def _run(
 
 def _warn(console: Console, text: str) -> None:
     console.print(f"[bold]warning[/]      {escape(text)}", highlight=False, soft_wrap=True)
+
+
+def _finished(console: Console, config: Config, logdir: Path, checkpoint: Path) -> bool:
+    """Whether the run has its steps already; if so, say it and change nothing."""
+    step, _ = order(checkpoint)
+    if step < config.steps:
+        return False
+    asked = "" if step == config.steps else f", and --steps asks for {config.steps}"
+    where = shlex.quote(str(logdir))
+    console.print(
+        f"{where} is finished: it has {step} steps{asked}. Train on with --steps {2 * step}, or play it with:\n"
+        f"  python -m psdrl.evaluate {where}",
+        highlight=False,
+        soft_wrap=True,
+        markup=False,
+    )
+    return True
+
+
+def _unprofiled(console: Console, config: Config, updates: range) -> None:
+    """Say so if --profile asked for updates that were not made."""
+    if config.profiled and not set(config.profiled) & set(updates):
+        made = f"updates {updates.start} to {updates.stop - 1}" if updates else "no update"
+        _warn(console, f"--profile {config.profile}: nothing was profiled, this run made {made}.")
 
 
 def refuse_what_is_no_run(config: Config, logdir: Path) -> None:
