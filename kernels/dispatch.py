@@ -149,11 +149,12 @@ def operation(schema: str, module: str, aten: F, fake: Callable[..., Any], produ
         if _recorder is not None:
             _recorder(name, (x, *args))
             return fake(x, *args, **kwargs)
-        if torch.is_autocast_enabled(x.device.type):
-            dtype = torch.get_autocast_dtype(x.device.type) if product else torch.float32
+        kind = x.device.type
+        if kind != "meta" and torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind) if product else torch.float32
             x, args = _cast(x, dtype), tuple(_cast(value, dtype) for value in args)
             kwargs = {name: _cast(value, dtype) for name, value in kwargs.items()}
-        if entry.direct and x.is_cpu:
+        if entry.direct and kind == "cpu":
             return entry.aten(x, *args, **kwargs)
         return entry.serve(x, *args, **kwargs)
 

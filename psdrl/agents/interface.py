@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from psdrl.config import Config
 from psdrl.envs.vector import EnvSpec, Step
 from psdrl.replay.rows import Rings
+from psdrl.runtime.work import Workload
 
 Metrics = dict[str, float]
 
@@ -47,6 +48,11 @@ class Agent(ABC):
         """Check what such an agent will use on this device and put fallbacks in the place of what fails, before any
         agent is made: the failures, each with its reason."""
         return {}
+
+    @classmethod
+    def workload(cls, config: Any, spec: EnvSpec) -> Workload | None:
+        """What a run does, for the forecast of its cost; None: nobody has described it."""
+        return None
 
     @abstractmethod
     def begin(self, first: int, observations: NDArray) -> None:

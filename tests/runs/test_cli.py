@@ -70,14 +70,14 @@ BAD_INPUT: dict[str, tuple[tuple[str, ...], str]] = {
     "layers": ((*SMALL, "--value.layers", "1"), "--value.layers is 1"),
     "window": ((*SMALL, "--forward.window", "0"), "--forward.window is 0"),
     "period": ((*SMALL, "--policy.update-every", "0"), "--policy.update-every is 0"),
-    "noise": ((*SMALL, "--posterior.noise-reward", "0"), "--posterior.noise-reward is 0"),
+    "noise": ((*SMALL, "--posterior.noise", "1", "0"), "--posterior.noise is 1.0 0.0"),
     "learning rate": ((*SMALL, "--value.learning-rate", "nan"), "--value.learning-rate is nan"),
     "epsilon": ((*SMALL, "--policy.epsilon", "1.5"), "--policy.epsilon is 1.5"),
     "discount": ((*SMALL, "--value.discount", "1"), "--value.discount is 1"),
     "sticky": (("--env", "minatar/breakout", "--minatar.sticky", "1.5"), "--minatar.sticky is 1.5"),
-    "encoder of nothing": ((*IMAGE, "--autoencoder.kernels", "64", "4"), "--autoencoder.kernels"),
-    "decoder too large": ((*IMAGE, "--autoencoder.decoder-kernels", "9", "9"), "decoder"),
-    "uneven layers": ((*IMAGE, "--autoencoder.channels", "4"), "equal lengths"),
+    "encoder of nothing": ((*IMAGE, "--autoencoder.channels", "4", "4", "4", "4", "4"), "--autoencoder.channels"),
+    "grid of linear features": ((*IMAGE, "--autoencoder.latent", "0", "--grid"), "--forward.features tanh"),
+    "no grid": ((*SMALL, "--grid", "--forward.features", "tanh"), "no grid"),
     "no channels": ((*IMAGE, "--autoencoder.channels", "4", "0"), "positive"),
 }
 

@@ -112,7 +112,7 @@ assert importlib.util.find_spec("envpool") is None and importlib.util.find_spec(
 import psdrl
 config = psdrl.configure(
     game="Pong", preset="debug", device="cpu", steps=30, eval_every=0, atari={"max_steps": 12},
-    policy={"update_every_early": 10},
+    policy={"update_every": (10,)},
 )
 env = psdrl.make_env(config)
 agent = psdrl.Agent(config, env.spec)

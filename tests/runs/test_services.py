@@ -81,7 +81,7 @@ def test_mlflow_has_every_number_of_the_metrics(tmp_path: Path, mlflow_here: Any
     (run,) = mlflow_here.search_runs([experiment.experiment_id])
     assert (run.info.status, run.info.run_name) == ("FINISHED", "run")
     assert run.data.params["env"] == "deepsea-4"
-    assert run.data.params["policy.update_every"] == str(small_config().policy.update_every)
+    assert run.data.params["policy.epsilon"] == str(small_config().policy.epsilon)
     lines = logged(tmp_path / "run")
     for name in ("train/return", "eval/return", "loss/forward", "time/acting"):
         wanted = [(line["step"], line[name]) for line in lines if name in line]

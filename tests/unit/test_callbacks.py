@@ -89,9 +89,7 @@ def test_episodes_and_steps_as_they_were_played() -> None:
 
 
 def test_updates_evaluations_and_checkpoints(tmp_path: Path) -> None:
-    config = small_config(
-        steps=60, eval_every=20, eval_episodes=3, checkpoint_every=25, policy={"update_every_early": 30}
-    )
+    config = small_config(steps=60, eval_every=20, eval_episodes=3, checkpoint_every=25, policy={"update_every": (30,)})
     env, recorder = make_env(config), Recorder()
     train(PsdrlAgent(config, env.spec), env, [recorder], store=Store(tmp_path))
     env.close()

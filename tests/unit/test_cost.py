@@ -1,67 +1,134 @@
 """The arithmetic of the cost model."""
 
+import time
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from psdrl import configure
+from psdrl.agents.interface import Agent
 from psdrl.agents.psdrl.agent import PsdrlAgent
-from psdrl.agents.psdrl.lookahead.factored import fold
-from psdrl.cost.devices import Device, data_sheet
-from psdrl.cost.forecast import forecast, hours_table, interaction, update_steps
-from psdrl.cost.sizes import Sizes
-from psdrl.cost.work import Loop, Work, act_work, memory, update_work
+from psdrl.agents.psdrl.flat_model import Folded
+from psdrl.agents.psdrl.work import PsdrlWorkload
+from psdrl.agents.registry import AGENTS, make_agent
+from psdrl.cost import forecast as cost
+from psdrl.cost.devices import data_sheet, measure_here
+from psdrl.cost.forecast import hours_table, workload
 from psdrl.envs.vector import EnvSpec
+from psdrl.errors import UserError
+from psdrl.kernels import dispatch
 from psdrl.replay.episodes import Replay
+from psdrl.runtime.work import Device, Loop, Trial, Work, count, weights
 
 PONG = EnvSpec("Pong", "image", (1, 64, 64), "uint8", 6, "none")
 SLOW = Device("test", 1e9, 1e9, 1e9, 1e9, 1e9, 1e-6, measured=True)
 
 
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        ("paper", {}),
-        ("cpu", {}),
-        ("debug", {}),
-        ("debug", {"value": {"networks": 3}}),
-        ("debug", {"forward": {"skip": True}}),
-    ],
-)
-def test_parameters_are_those_of_the_networks(name, settings):
-    config = configure(game="Pong", preset=name, device="cpu", **settings)
-    sizes = Sizes.of(config, PONG)
-    models = PsdrlAgent(config, PONG).models
-    for part, module in {
-        "autoencoder": models.autoencoder,
-        "forward": models.forward_model,
-        "termination": models.termination,
-        "value": models.value,
-    }.items():
-        weights = sum(p.numel() for p in module.parameters() if p.ndim > 1)  # biases are left out
-        assert sizes.parameters[part] == weights, part
-    assert sizes.latent == models.autoencoder.latent_size
+def update_work(config, spec, transitions):
+    return workload(config, spec).update(transitions)
 
 
-@pytest.mark.parametrize("skip", [False, True])
-def test_the_folded_lookahead_has_the_multiply_adds_that_are_counted(skip):
+def act_work(config, spec):
+    return workload(config, spec).act(config.num_envs // config.env_groups)
+
+
+def interaction(config, spec, device):
+    return cost.interaction(config, spec, device, act_work(config, spec))
+
+
+def forecast(config, spec, device, **options):
+    return cost.forecast(config, spec, device, workload(config, spec), **options)
+
+
+def filled(config, spec, episodes=(40, 40)):
+    """An agent with random episodes of these lengths in its buffer."""
+    agent, rng = make_agent(config, spec), np.random.default_rng(0)
+    replay: Any = agent.replay
+    frame = lambda: rng.integers(0, 256, spec.shape).astype(spec.dtype)  # noqa: E731
+    for length in episodes:
+        replay.start(0, frame())
+        for t in range(length):
+            replay.add(0, int(rng.integers(spec.num_actions)), 1.0, frame(), t == length - 1, *EXTRA[config.algo])
+    return agent
+
+
+EXTRA = {"psdrl": (False,), "bootstrap": ()}
+
+
+def real_flops(agent):
+    """Floating-point operations of a real update by phase, counted by PyTorch while the oracles' products serve."""
+    starts: dict[str, int] = {}
+    with FlopCounterMode(display=False) as counter, dispatch.force("reference"):
+        agent.update(lambda phase: starts.setdefault(phase, counter.get_total_flops()))
+        ends = [*list(starts.values())[1:], counter.get_total_flops()]
+    return {phase: end - start for (phase, start), end in zip(starts.items(), ends, strict=True)}
+
+
+@pytest.mark.parametrize("features", ["linear", "tanh+inputs"])
+def test_a_real_update_has_the_operations_that_are_counted(features):
+    """Backward is taken for twice forward: what enters a first layer needs no gradient, which the model ignores."""
+    sizes = {
+        "replay": {"batch": 5, "length": 8},
+        "value": {"networks": 2, "iterations": 3},
+        "autoencoder": {"latent": 7},
+    }
+    config = configure(game="Pong", preset="debug", device="cpu", forward={"window": 4, "features": features}, **sizes)
+    agent, work = filled(config, PONG), PsdrlWorkload(config, PONG)
+    found, models = real_flops(agent), agent.models
+    model = {name: phase.total for name, phase in work.update(len(agent.replay.stored_slots())).items()}
+    assert found["encoding"] == model["encoding"]
+    first = models.autoencoder.encoder[0].to("meta")
+    unneeded = 5 * config.autoencoder.iterations * count(first, torch.empty(8, 1, 64, 64, device="meta")).macs
+    assert found["autoencoder"] == model["autoencoder"] - 2 * unneeded
+    rows, gru = 5 * 8, models.forward_model.gru
+    unneeded = rows * (gru.weight_ih.numel() + models.termination.layers[0].weight.numel())
+    unneeded += 8 // 4 * 5 * gru.weight_hh.numel()  # a window's first hidden state is data, too
+    assert found["forward"] == model["forward"] - 2 * config.forward.iterations * unneeded
+    unneeded = rows * sum(network.layers[0].weight.numel() for network in models.value)
+    unneeded += 5 * work.gru  # nobody asks for the hidden state after the last step
+    last = models.forward_model.layers[-1].weight.numel()  # if it is linear it is folded into W~, once
+    folded = 2 * work.outputs * last if features == "linear" else 0
+    assert found["value"] == model["value"] - 2 * 3 * unneeded + folded
+
+
+@pytest.mark.parametrize("spec", [PONG, EnvSpec("test", "vector", (100,), "float32", 3, "none", (5, 5, 4))])
+def test_a_real_step_of_bootstrap_has_the_operations_that_are_counted(spec):
+    name = {"game": "Pong"} if spec is PONG else {"env": "minatar/breakout"}
+    config = configure(algo="bootstrap", preset="debug", device="cpu", steps=5000, **name)
+    agent, work = filled(config, spec), workload(config, spec)
+    agent.step = agent.next_update
+    phase = work.update(0)["learning"]
+    assert real_flops(agent) == {"learning": phase.total}
+    online = agent.networks.online  # read for s and s' and backward, its gradient written; target and prior read once
+    biases = online.heads.value_bias.numel() + online.heads.advantage_bias.numel()  # not read backward
+    assert phase.loops[0].parts[0].weights == 6 * weights(online) - biases
+    assert work.updates()[0] == max(config.exploration.random_steps, config.learning.every)
+
+
+@pytest.mark.parametrize("features", ["linear", "tanh+inputs"])
+def test_the_folded_lookahead_has_the_multiply_adds_that_are_counted(features):
     """Per row of a product with a matrix as many as it has entries; what an action adds to a sum is none."""
-    agent = PsdrlAgent(configure(game="Pong", preset="debug", device="cpu", forward={"skip": skip, "layers": 4}), PONG)
-    sizes, model = Sizes.of(agent.config, PONG), fold(agent.models.forward_model, agent.model)
-    assert sizes.state == model.state.numel() + model.recurrent.numel()
-    inner = sum(weight.numel() for weight, _ in model.hidden)
-    assert sizes.forward_model.action == model.first.numel() + inner + model.output.numel() + model.direct.numel()
+    agent = PsdrlAgent(
+        configure(game="Pong", preset="debug", device="cpu", forward={"features": features, "layers": 4}), PONG
+    )
+    work, model = PsdrlWorkload(agent.config, PONG), agent.models.forward_model.fold(agent.model)
+    assert isinstance(model, Folded)
+    action = model.first.numel() + sum(weight.numel() for weight, _ in model.hidden)
+    action += model.output.numel() + model.direct.numel()
+    assert work.ahead == model.state.numel() + model.recurrent.numel() + 6 * action
 
 
 def test_multiply_adds_of_the_paper():
     """Millions per row: encoder 30.5, autoencoder 61, forward model 29.7, termination 7.1, value 21."""
-    sizes = Sizes.of(configure(game="Pong", preset="paper", device="cpu"), PONG)
-    counts = [sizes.encoder, sizes.autoencoder, sizes.forward, sizes.termination, sizes.value]
+    work = PsdrlWorkload(configure(game="Pong", preset="paper", device="cpu"), PONG)
+    counts = [work.encoder.macs, work.autoencoder.macs, work.forward, work.termination, work.value]
     assert [count / 1e6 for count in counts] == pytest.approx([30.5, 61, 29.7, 7.1, 21], rel=0.01)
     # Factored and folded: W4 (2292 x 2292) is gone, z enters the first layer once per state.
-    assert sizes.forward_model.action == 756 * 2292 + 2 * 2292 * 2292 + 2292 * 1537
+    assert work.ahead == 8_718_768 + 6 * (756 * 2292 + 2 * 2292 * 2292 + 2292 * 1537)
 
 
 def test_a_value_step_at_the_papers_size():
@@ -175,8 +242,7 @@ def test_the_posterior_in_float64():
 
 def test_acting_reads_every_weight():
     config = configure(game="Pong", preset="paper", device="cpu", num_envs=8, env_groups=2)
-    weights = 8_718_768 + 15_762_084 + 7_079_424 + 21_015_348
-    weights += (16 * (48 + 48 * 96 + 96 * 192 + 192 * 384) + 16 * (384 * 192 + 192 * 96 + 96 * 48) + 25 * 48) // 2
+    weights = 8_718_768 + 15_762_084 + 7_079_424 + 21_015_348 + 16 * (48 + 48 * 96 + 96 * 192 + 192 * 384)
     act = act_work(config, PONG)
     assert act.seconds(STREAM) == pytest.approx(4 * weights)
     assert act.seconds(STREAM._replace(item=2)) == pytest.approx((2 + 6) * weights)
@@ -234,7 +300,7 @@ def test_table_of_hours():
 
 def test_updates_of_a_paper_run():
     """400 updates of m = 250 in the first 100k steps, then one per 1000."""
-    steps = list(update_steps(configure(game="Pong", preset="paper", device="cpu")))
+    steps = workload(configure(game="Pong", preset="paper", device="cpu"), PONG).updates()
     assert len(steps) == 399 + 900
     assert steps[0] == 250
     assert steps[398:401] == [99_750, 100_000, 101_000]
@@ -259,6 +325,37 @@ def test_forecast_of_evaluation(episodes):
     assert "evaluation" not in forecast(replace(config, eval_every=0), PONG, FREE).seconds
 
 
+def test_a_prediction_for_every_agent(cli_run):
+    for algo in AGENTS:
+        shown = cli_run("psdrl", "cost", "--algo", algo, "--env", "deepsea-8", "--device", "a100")
+        assert (shown.code, f"{algo} on deepsea-8" in shown.out) == (0, True)
+    unknown = cli_run("psdrl", "cost", "--env", "deepsea-8", "--preset", "fast")
+    assert (unknown.code, "no preset 'fast'" in unknown.err) == (2, True)
+
+
+def test_an_agent_that_nobody_described(monkeypatch):
+    config = configure(game="Pong", preset="debug", device="cpu")
+    monkeypatch.setattr(PsdrlAgent, "workload", Agent.workload)
+    with pytest.raises(UserError, match="no cost model of psdrl"):
+        workload(config, PONG)
+
+
+def test_bootstrap_asks_its_networks_only_after_the_random_steps():
+    config = configure(algo="bootstrap", game="Pong", preset="debug", device="cpu", steps=1000)
+    config = replace(config, exploration=replace(config.exploration, random_steps=250, epsilon=0.0, epsilon_steps=0))
+    work = workload(config, PONG)
+    assert work.act(1).times == pytest.approx(0.75, abs=0.01)
+    assert work.play().parts[0].weights > work.act(1).parts[0].weights, "all heads vote, one acts"
+
+
+def test_rates_are_those_of_the_trials():
+    """Launching is no part of a rate; where there is no trial, products stand for it."""
+    waited = lambda: time.sleep(0.02)  # noqa: E731
+    device = measure_here({"flops": Trial(2e7, waited), "gradient": Trial(2e7, waited, launches=1e9)})
+    assert device.flops == device.convolution == device.flops64 == pytest.approx(1e9, rel=0.1)
+    assert device.gradient == pytest.approx(1e10, rel=0.1), "but nine tenths at most"
+
+
 def test_command_line(cli_run):
     """Hours of one prediction, or the table; measures that only a GPU has are refused here."""
     paper = ("cost", "--game", "Pong", "--preset", "paper")
@@ -279,8 +376,8 @@ def test_states_drawn_again_are_not_predicted_again(transitions):
     """Of 20 batches of 16 x 10 states as many differ as the cost model says; it counts the lookahead only for those."""
     batches = {"batch": 16, "length": 10}
     kinds = {
-        start: configure(game="Pong", preset="debug", value={"start": start, "iterations": 20}, replay=batches)
-        for start in ("zero", "episode")
+        sweep: configure(game="Pong", preset="debug", value={"sweep": sweep, "iterations": 20}, replay=batches)
+        for sweep in ("paper", "episode")
     }
     replay = Replay(transitions, 1, (1,), "float32")
     replay.start(0, np.zeros(1))
@@ -289,17 +386,18 @@ def test_states_drawn_again_are_not_predicted_again(transitions):
     rng = np.random.default_rng(0)
     drawn = torch.stack([replay.sample(16, 10, rng).slots[:, :-1] for _ in range(20)])
     share = len(drawn.unique()) / drawn.numel()
-    flops = {start: update_work(config, PONG, transitions)["value"].total for start, config in kinds.items()}
-    s = Sizes.of(kinds["zero"], PONG)
-    lookahead = 2 * drawn.numel() * (s.state + s.actions * (s.forward_model.action + s.termination))
-    assert flops["zero"] - flops["episode"] == pytest.approx((1 - share) * lookahead, rel=0.05)
+    flops = {sweep: update_work(config, PONG, transitions)["value"].total for sweep, config in kinds.items()}
+    work = PsdrlWorkload(kinds["paper"], PONG)
+    lookahead = 2 * drawn.numel() * (work.ahead + 6 * work.termination)
+    assert flops["paper"] - flops["episode"] == pytest.approx((1 - share) * lookahead, rel=0.05)
 
 
 def test_without_memory_planning_is_within_episodes():
     """h is zero wherever a sequence starts, so both starts are the same work and take the same memory."""
-    settings = [{"start": start, "iterations": 20} for start in ("zero", "episode")]
+    settings = [{"sweep": sweep, "iterations": 20} for sweep in ("paper", "episode")]
     zero, episode = (
         configure(game="Pong", preset="debug", value=value, forward={"recurrent": 0}) for value in settings
     )
     assert update_work(zero, PONG, 300) == update_work(episode, PONG, 300)
-    assert memory(zero, PONG)["predictions"] == memory(episode, PONG)["predictions"] > 0
+    bytes_of = [workload(config, PONG).memory()["predictions"] for config in (zero, episode)]
+    assert bytes_of[0] == bytes_of[1] > 0

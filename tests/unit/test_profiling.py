@@ -119,7 +119,7 @@ def test_a_wrong_profile_is_refused(text):
 def test_a_cpu_run_writes_a_trace(tmp_path):
     config = configure(
         env="deepsea-4", preset="debug", device="cpu", profile="1:2", steps=24, eval_every=0, checkpoint_every=0,
-        policy={"update_every": 8, "update_every_early": 8},
+        policy={"update_every": (8,)},
     )  # fmt: skip
     env = make_env(config)
     train(PsdrlAgent(config, env.spec), env, store=Store(tmp_path))
