@@ -107,3 +107,15 @@ def test_they_learn_and_are_restored(tmp_path: Path) -> None:
 def test_what_does_not_fit_is_refused(settings: dict[str, str], problem: str) -> None:
     with pytest.raises(UserError, match=problem):
         psdrl.train("deepsea-4", **settings, **SMALL)
+
+
+def test_the_working_directory_is_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a console script finds it, whose path has neither "" nor the working directory."""
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "nets_of_here.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
+    monkeypatch.delitem(sys.modules, "nets_of_here", raising=False)
+    config = psdrl.configure(env="deepsea-4", encoder="nets_of_here:Projection", **SMALL)
+    agent = psdrl.Agent(config, psdrl.make_env(config).spec)
+    assert type(agent.core.models.autoencoder).__module__ == "nets_of_here"

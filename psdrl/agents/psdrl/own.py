@@ -1,6 +1,8 @@
 """Networks of one's own, by import path: `--encoder mypackage.module:MyEncoder`, `--world-model mypackage:MyModel`."""
 
 import importlib
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -57,6 +59,8 @@ def _class(flag: str, path: str | None, base: type) -> Any:
     module, _, name = (path or "").partition(":")
     if not module or not name:
         raise UserError(f"{flag} must be MODULE:CLASS, such as mypackage.networks:My{base.__name__}.")
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as `python -m` has it; console scripts do not
     try:
         kind = getattr(importlib.import_module(module), name)
     except ImportError as error:
