@@ -32,7 +32,7 @@ def wandb_offline(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def wandb_records(logdir: Path) -> list[Any]:
     """Everything in the file that `wandb sync` would send: LevelDB's log format after 7 bytes of W&B's own."""
-    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
 
     (path,) = logdir.glob("wandb/offline-run-*/run-*.wandb")
     data, at, parts, records = path.read_bytes(), 7, b"", []

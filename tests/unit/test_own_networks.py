@@ -73,7 +73,7 @@ def networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_they_learn_and_are_restored(tmp_path: Path) -> None:
-    settings = {"encoder": "own_networks:Projection", "world_model": "own_networks:Wider"}
+    settings: dict[str, Any] = {"encoder": "own_networks:Projection", "world_model": "own_networks:Wider"}
     start = psdrl.Agent(config := psdrl.configure(env="deepsea-4", **settings, **SMALL), psdrl.make_env(config).spec)
     agent = psdrl.train("deepsea-4", **settings, **SMALL)
     kinds = [type(agent.core.models.autoencoder).__name__, type(agent.core.models.forward_model).__name__]
@@ -104,7 +104,7 @@ def test_they_learn_and_are_restored(tmp_path: Path) -> None:
     ],
     ids=lambda value: next(iter(value.values())) if isinstance(value, dict) else "",
 )  # fmt: skip
-def test_what_does_not_fit_is_refused(settings: dict[str, str], problem: str) -> None:
+def test_what_does_not_fit_is_refused(settings: dict[str, Any], problem: str) -> None:
     with pytest.raises(UserError, match=problem):
         psdrl.train("deepsea-4", **settings, **SMALL)
 
