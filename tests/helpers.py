@@ -24,7 +24,7 @@ from psdrl.agents.psdrl.work import PsdrlWorkload
 from psdrl.agents.psdrl.world_model import SampledModel, WorldModel
 from psdrl.envs.vector import EnvSpec, Step, VectorEnv
 from psdrl.replay.episodes import Replay
-from psdrl.run.log import Log
+from psdrl.run.callbacks import Scalars
 
 Array = NDArray[np.float64]
 INPUTS = {"features": "tanh+inputs"}  # forward settings: the inputs are among the features
@@ -145,7 +145,7 @@ def count_steps(optimiser: torch.optim.Optimizer) -> list[int]:
     return steps
 
 
-class ListLog(Log):
+class ListLog(Scalars):
     """Keeps what the training loop logs."""
 
     def __init__(self) -> None:
@@ -205,7 +205,9 @@ class ScriptedEnv(VectorEnv):
             if t + 1 == plan.length:
                 terminated[i], truncated[i] = plan.end in ("terminated", "both"), plan.end in ("truncated", "both")
         self._ended = terminated | truncated
-        return Step(self._observation(), reward, terminated, truncated, started)
+        return Step(
+            self._observation(), reward, terminated, truncated, started, self._ended, np.zeros(self.num_envs, bool)
+        )
 
     def close(self) -> None:
         pass

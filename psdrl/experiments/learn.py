@@ -29,7 +29,7 @@ from psdrl.envs.deepsea import deepsea_size
 from psdrl.errors import UserError
 from psdrl.experiments import records
 from psdrl.experiments.records import Run
-from psdrl.run.log import Log
+from psdrl.run.callbacks import Scalars
 from psdrl.run.loop import train
 
 RESULTS = Path("results")
@@ -108,7 +108,7 @@ class Case:
         return config
 
 
-class Trace(Log):
+class Trace(Scalars):
     """Keeps returns, when they came, and a few numbers of each update; saves them every few minutes."""
 
     def __init__(self, env: str, save: Callable[[int], None]) -> None:

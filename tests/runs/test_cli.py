@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from psdrl import cli
+from psdrl.run.checkpoint import settings_of
 from tests.conftest import Outcome, Run
 
 SMALL = ("--env", "deepsea-4", "--preset", "debug", "--device", "cpu", "--eval-every", "0", "--steps", "310")
@@ -141,23 +142,56 @@ def damage(path: Path, how: str) -> None:
     data = path.read_bytes()
     if how == "missing":
         path.unlink()
-    elif how == "another object":
-        torch.save([1, 2, 3], path)
-    elif how == "other keys":
-        torch.save({"a": 1}, path)
+    elif how == "one bit":
+        path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     else:
         path.write_bytes({"empty": b"", "half": data[: len(data) // 2], "text": b"not a checkpoint"}[how])
 
 
-@pytest.mark.parametrize("how", ["missing", "empty", "half", "text", "another object", "other keys"])
-@pytest.mark.parametrize("name", ["agent", "replay"])
+@pytest.mark.parametrize("how", ["missing", "empty", "half", "text", "one bit"])
+@pytest.mark.parametrize("name", ["agent.json", "agent.safetensors", "manifest.json", "replay.json", "segment"])
 def test_damaged_checkpoint(name: str, how: str, cli_run: Run, run_copy: Path) -> None:
-    damage(run_copy / "checkpoint-300" / f"{name}.pt", how)
+    """The only checkpoint: refused in a sentence. Playing needs no replay buffer."""
+    damage(run_copy / ("replay/segment-1.zst" if name == "segment" else f"checkpoint-300/{name}"), how)
     before = contents(run_copy)
     check_refusal(cli_run("train", *SMALL, "--steps", "400", "--logdir", run_copy), "checkpoint-300")
-    if name == "agent":
-        check_refusal(cli_run("evaluate", run_copy, "--device", "cpu"), "checkpoint-300")
+    outcome = cli_run("evaluate", run_copy, "--device", "cpu", "--episodes", "1")
+    if name in ("segment", "replay.json"):
+        assert outcome.code == 0
+    else:
+        check_refusal(outcome, "checkpoint-300")
     assert contents(run_copy) == before
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(cli_run: Run, run_copy: Path) -> None:
+    assert cli_run("train", *SMALL, "--steps", "400", "--logdir", run_copy).code == 0
+    assert cli_run("train", *SMALL, "--steps", "500", "--logdir", run_copy).code == 0
+    assert {p.name for p in run_copy.glob("checkpoint-*")} == {"checkpoint-400", "checkpoint-500"}
+    damage(run_copy / "checkpoint-500" / "agent.safetensors", "one bit")
+    outcome = cli_run("train", *SMALL, "--steps", "600", "--logdir", run_copy)
+    assert outcome.code == 0
+    assert "checkpoint-500 cannot be used (agent.safetensors has changed since it was written)" in outcome.out
+    assert "resumed at step 400" in outcome.out
+    assert {p.name for p in run_copy.glob("checkpoint-*")} == {"checkpoint-400", "checkpoint-600"}
+    assert not list(run_copy.glob(".aside-*"))
+
+
+def test_checkpoints_of_earlier_versions_are_refused(cli_run: Run, run_copy: Path) -> None:
+    for path in (run_copy / "checkpoint-300").iterdir():
+        path.unlink()
+    torch.save({"a": 1}, run_copy / "checkpoint-300" / "agent.pt")
+    check_refusal(cli_run("evaluate", run_copy), "earlier version")
+
+
+def test_a_moved_run_goes_on(cli_run: Run, run_copy: Path, tmp_path: Path) -> None:
+    """And knows where it is now."""
+    moved = tmp_path / "elsewhere" / "moved"
+    moved.parent.mkdir()
+    run_copy.rename(moved)
+    assert settings_of(moved).logdir == moved
+    assert cli_run("train", *SMALL, "--steps", "400", "--resume", "must", "--logdir", moved).code == 0
+    assert (moved / "checkpoint-400").is_dir()
+    assert not run_copy.exists()
 
 
 @pytest.mark.parametrize(

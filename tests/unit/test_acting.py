@@ -194,7 +194,9 @@ def test_evaluation_leaves_training_untouched() -> None:
     agent.actor.hidden.fill_(0.25)
 
     def state() -> dict:
-        tensors = {f"replay/{name}": value for name, value in agent.replay.state_dict().items()}
+        replay = agent.replay.state_dict()
+        rows = [(ring, name, x) for ring, rows in enumerate(replay["rows"]) for name, x in rows.items()]
+        tensors = {f"replay/{ring}/{name}": x for ring, name, x in rows} | {"replay": replay["counters"]}
         tensors |= {f"models/{name}": value.clone() for name, value in agent.models.state_dict().items()}
         tensors |= {"hidden": agent.actor.hidden.clone(), "model": agent.model.weight.clone()}
         tensors |= {name: value for name, value in agent.state_dict()["random"].items() if name != "device"}

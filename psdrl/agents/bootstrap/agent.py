@@ -140,14 +140,17 @@ class BootstrapAgent(Agent):
         share = {"train/random_share": self.config.random_share(self.step)}
         return dict(zip(names, means, strict=True)) | share | {"time/learning": seconds}
 
-    def player(self, stream: int, policy: str | None = None) -> Actor:
-        """A vote of all heads, which needs no random numbers; or heads of a stream of their own, without epsilon."""
+    def player(self, stream: int, policy: str | None = None, num_envs: int = 1, epsilon: float | None = None) -> Actor:
+        """A vote of all heads, or heads of a stream of their own; neither is random without an epsilon."""
+        seed = self.evaluation_seed + stream
         if policy == "head":
-            actor = self._head_actor(1, self.evaluation_seed + stream, lambda: 0.0)
-            actor.start(np.ones(1, bool))
+            actor = self._head_actor(num_envs, seed, lambda: epsilon or 0.0)
+            actor.start(np.ones(num_envs, bool))
             return actor
-        stacks = Stacks(1, self.config.replay.stack, self.spec, self.device)
-        return VoteActor(self.networks, stacks, self.execution)
+        stacks = Stacks(num_envs, self.config.replay.stack, self.spec, self.device)
+        return VoteActor(
+            self.networks, stacks, self.execution, self.spec.num_actions, epsilon or 0.0, np.random.default_rng(seed)
+        )
 
     def description(self) -> dict[str, str]:
         """Heads, prior and sizes of the networks."""

@@ -28,9 +28,16 @@ def greedy(returns: Tensor, generator: torch.Generator) -> Tensor:
 class Actor:
     """Plays N environments; training and evaluation have one each, so neither disturbs the other."""
 
-    def __init__(self, agent: "PsdrlAgent", num_envs: int, seed: int, model: SampledModel | None = None) -> None:
-        """`model`: to play by, instead of the one the agent sampled last."""
-        self.agent, self._fixed = agent, model
+    def __init__(
+        self,
+        agent: "PsdrlAgent",
+        num_envs: int,
+        seed: int,
+        model: SampledModel | None = None,
+        epsilon: float | None = None,
+    ) -> None:
+        """`model`: to play by, instead of the one the agent sampled last; `epsilon`: instead of that of the run."""
+        self.agent, self._fixed, self._epsilon = agent, model, epsilon
         self.hidden = agent.models.forward_model.no_hidden(num_envs)
         self.generator = torch.Generator(agent.device).manual_seed(seed)
         self._run: Step = self._decide_plainly  # reads the sampled model where it lies, so it cannot be captured
@@ -54,8 +61,9 @@ class Actor:
     def act(self, observations: NDArray, epsilon: float | None = None) -> NDArray[np.int64]:
         """Actions (N,) for observations (N, ...), and h_{t+1} for the actions taken (lines 14, 15 and 17).
 
-        epsilon: probability of a random action, that of the run if not given."""
+        epsilon: probability of a random action, the actor's own or that of the run if not given."""
         self._fold()
+        epsilon = self._epsilon if epsilon is None else epsilon
         epsilon = self.agent.config.epsilon(self.agent.step) if epsilon is None else epsilon
         chance = torch.full((), epsilon, device=self.hidden.device)
         actions, self.hidden = self._run(self._on_device(observations), self.hidden, chance)

@@ -190,10 +190,10 @@ class PsdrlAgent(Agent):
             ends = terminated or (cut_is_end and truncated)
             self.replay.add(first + i, int(actions[i]), float(rewards[i]), observation, ends, truncated)
 
-    def player(self, stream: int, policy: str | None = None) -> Actor:
-        """An actor of its own for one environment, on the present sample or on the posterior mean."""
+    def player(self, stream: int, policy: str | None = None, num_envs: int = 1, epsilon: float | None = None) -> Actor:
+        """An actor of its own, on the present sample or on the posterior mean; epsilon: by default that of the run."""
         model = self.draw(mean=True) if policy == "mean" else None
-        return Actor(self, 1, self.evaluation_seed + stream, model)
+        return Actor(self, num_envs, self.evaluation_seed + stream, model, epsilon)
 
     def description(self) -> dict[str, str]:
         """Sampling rule, sizes of the networks, and what serves on this device."""

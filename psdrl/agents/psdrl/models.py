@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
+from psdrl.agents.psdrl import own
 from psdrl.agents.psdrl.autoencoder import Autoencoder
 from psdrl.agents.psdrl.encoder import Encoder, Identity
 from psdrl.agents.psdrl.flat_model import FlatModel
@@ -18,7 +19,9 @@ from psdrl.errors import UserError
 
 
 def make_encoder(config: PsdrlConfig, spec: EnvSpec) -> Encoder:
-    """An autoencoder for images; vectors are their own latent state."""
+    """One's own, or an autoencoder for images; vectors are their own latent state."""
+    if config.encoder:
+        return own.make_encoder(config, spec)
     if spec.kind == "image":
         return Autoencoder(spec.shape, config.autoencoder, config.standardise, config.loss_reduction)
     return Identity(spec.grid or spec.shape, config.standardise)
@@ -31,6 +34,8 @@ class Models(nn.Module):
         super().__init__()
         self.autoencoder = make_encoder(config, spec)
         latent, shape = self.autoencoder.latent_size, self.autoencoder.latent_shape
+        if config.grid and config.world_model:
+            raise UserError("--grid chooses a world model, and so does --world-model: leave out one.")
         if config.grid and len(shape) != 3:
             raise UserError(
                 f"{spec.name} has no grid of cells, which --grid needs: MinAtar's observations are one, and what an "
@@ -41,6 +46,9 @@ class Models(nn.Module):
             grid = Grid.of(shape, self.autoencoder.channels_last)
             self.forward_model = GridModel(grid, spec.num_actions, config.forward, config.loss_reduction)
             self.termination: Termination = GridTermination(grid, config.termination)
+        elif config.world_model:
+            self.forward_model = own.make_world_model(config, latent, spec.num_actions)
+            self.termination = Termination(latent, config.termination)
         else:
             self.forward_model = FlatModel(latent, spec.num_actions, config.forward, config.loss_reduction)
             self.termination = Termination(latent, config.termination)

@@ -16,6 +16,7 @@ from psdrl.agents.psdrl.settings import (
     ValueConfig,
 )
 from psdrl.config import Config, MinAtarConfig
+from psdrl.envs import registry as environments
 from psdrl.envs.deepsea import deepsea_size
 from psdrl.runtime.device import cuda_available
 
@@ -228,12 +229,12 @@ PRESETS: dict[str, Callable[[Any], Any]] = {
 
 def choose(config: Config) -> tuple[str, str]:
     """The preset for this environment and device, and the reason for it."""
-    if config.game:
+    kind = environments.kind(config)
+    if kind == "image":
+        what = "Atari" if config.game else "pictures"
         if config.device.startswith("cuda") or (config.device == "auto" and cuda_available()):
-            return "paper", "Atari on a CUDA device"
-        return "cpu", "Atari without a CUDA device; --preset paper is the paper's size"
-    if (config.env or "").startswith("deepsea"):
-        return "deepsea", "a DeepSea problem"
-    if (config.env or "").startswith("minatar/"):
-        return "minatar", "a MinAtar game"
-    return "control", "a small problem"
+            return "paper", f"{what} on a CUDA device"
+        return "cpu", f"{what} without a CUDA device; --preset paper is the paper's size"
+    if kind == "vector":
+        return "control", "a small problem"
+    return kind, {"deepsea": "a DeepSea problem", "minatar": "a MinAtar game"}[kind]

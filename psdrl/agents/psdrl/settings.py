@@ -173,6 +173,10 @@ class PsdrlConfig(Config):
     with latent 0), and the same for the termination model: a cell sees h', the 3 x 3 cells around it and the action;
     rewards and ends are linear in each unit's maximum over the cells. Needs tanh features. [paper: no; ours:
     docs/experiments.md]"""
+    encoder: str | None = None
+    """An encoder of one's own, MODULE:CLASS, instead of the autoencoder or the identity. See docs/library.md."""
+    world_model: str | None = None
+    """A world model of one's own, MODULE:CLASS, instead of the paper's. See docs/library.md."""
     autoencoder: AutoencoderConfig = field(default_factory=AutoencoderConfig)
     forward: ForwardConfig = field(default_factory=ForwardConfig)
     termination: TerminationConfig = field(default_factory=TerminationConfig)
