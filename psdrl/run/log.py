@@ -1,4 +1,4 @@
-"""Which callbacks a run has by its settings: progress, metrics.jsonl, TensorBoard, and what `--log` names."""
+"""Which callbacks a run has by its settings: progress, metrics.jsonl, TensorBoard, curve.png, and what `--log` names."""
 
 from collections.abc import Callable
 
@@ -6,19 +6,15 @@ from rich.console import Console
 
 from psdrl.config import Config
 from psdrl.errors import UserError, nearest
-from psdrl.run.callbacks import Callback, Metrics, Mlflow, Progress, TensorBoard, Wandb
+from psdrl.run.callbacks import Callback, Curve, Metrics, Mlflow, Progress, TensorBoard, Wandb
 
 SERVICES: dict[str, Callable[[], Callback]] = {"wandb": Wandb, "mlflow": Mlflow}
 
 
 def run_callbacks(config: Config, console: Console | None = None) -> list[Callback]:
     """The callbacks of a run with a directory; a progress bar if there is a console."""
-    bar = [Progress(console)] if console else []
-    return [Metrics(), TensorBoard(), *(SERVICES[name]() for name in services(config)), *bar]
-
-    def position(self) -> int:
-        """Bytes of metrics.jsonl so far."""
-        return 0
+    bar = [Progress(console)] if console else []  # it ends first: ends come in reverse
+    return [Metrics(), TensorBoard(), *(SERVICES[name]() for name in services(config)), Curve(console), *bar]
 
 
 def services(config: Config) -> list[str]:

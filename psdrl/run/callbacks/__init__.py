@@ -1,5 +1,6 @@
 """Callbacks: what listens to a run. See docs/callbacks.md."""
 
+from psdrl.run.callbacks.curve import Curve
 from psdrl.run.callbacks.files import Metrics, TensorBoard
 from psdrl.run.callbacks.interface import Callback, Episode, Listeners, Run, Scalars, resume
 from psdrl.run.callbacks.progress import Progress
@@ -7,6 +8,7 @@ from psdrl.run.callbacks.services import Mlflow, Wandb
 
 __all__ = [
     "Callback",
+    "Curve",
     "Episode",
     "Listeners",
     "Metrics",
