@@ -124,7 +124,7 @@ class EnvPoolVector(VectorEnv):
         # A batch is the whole pool, so all of it is waited for and comes in order (info["env_id"] is 0, 1, ...).
         observation, reward, terminated, truncated, info = self._pool.recv()
         self.lives = info["lives"]
-        step = pool_step(observation, reward, terminated, truncated, info["elapsed_step"] == 0)
+        step = Step(observation, reward, terminated, truncated, info["elapsed_step"] == 0)
         self._history.add(self._sent, step)
         return step
 
@@ -155,19 +155,6 @@ class EnvPoolVector(VectorEnv):
 
     def close(self) -> None:
         self._pool.close()
-
-
-def pool_step(observation: NDArray, reward: NDArray, terminated: NDArray, truncated: NDArray, started: NDArray) -> Step:
-    """The outcome of a pool, which has no faults that this process survives."""
-    return Step(
-        observation,
-        np.asarray(reward, np.float32),
-        terminated,
-        truncated,
-        started,
-        terminated | truncated,
-        np.zeros(len(reward), bool),
-    )
 
 
 class AleVector(VectorEnv):
@@ -215,7 +202,7 @@ class AleVector(VectorEnv):
         observation, reward, terminated, truncated, info = self._envs.recv()
         started = self._done
         self._done, self.lives = terminated | truncated, info["lives"]
-        step = pool_step(observation, reward, terminated, truncated, started)
+        step = Step(observation, np.asarray(reward, np.float32), terminated, truncated, started)
         self._history.add(self._sent, step)
         return step
 
