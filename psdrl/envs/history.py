@@ -86,19 +86,18 @@ class History:
 def fits(state: State, spec: EnvSpec, num_envs: int) -> bool:
     """Whether this is a state of so many environments of this game: EnvPool crashes on actions that a game has not."""
     lengths, actions = np.asarray(state["lengths"]), np.asarray(state["actions"])
+    everything = np.empty(0, np.uint8) if state["all"] is None else state["all"]
     return (
         state["game"] == spec.name
         and len(lengths) == len(state["resets"]) == num_envs
         and bool((lengths >= 0).all() and (np.asarray(state["resets"]) >= 1).all())
         and int(lengths.sum()) == len(actions)
         and bool(((actions >= 0) & (actions < spec.num_actions)).all())
-        and (
-            state["all"] is None
-            or (len(state["all"]) % num_envs == 0 and bool((state["all"] < spec.num_actions).all()))
-        )
+        and len(everything) % num_envs == 0
+        and bool((everything < spec.num_actions).all())
     )
 
 
-def rows(state: State, num_envs: int) -> list[NDArray[np.int32]] | None:
+def rows(state: State, num_envs: int) -> list[NDArray[np.int64]] | None:
     """All actions since the seed, one row (N,) per step."""
-    return None if state["all"] is None else list(state["all"].astype(np.int32).reshape(-1, num_envs))
+    return None if state["all"] is None else list(state["all"].astype(np.int64).reshape(-1, num_envs))
