@@ -121,5 +121,3 @@ def test_processes_play_what_one_process_plays() -> None:
     for t in range(29, 60):
         np.testing.assert_array_equal(again.step(np.array([t % 2, 1])).observation, rows[t + 1], err_msg=f"step {t}")
     again.close()
-
-
