@@ -73,10 +73,11 @@ def play(
             if on_frame:
                 on_frame(env.render())
             step = env.step(actor.act(observation))
-            score, length, observation = score + float(step.reward[0]), length + 1, step.observation
-            if step.failed[0]:  # the episode is forgotten
-                score, length = 0.0, 0
+            if step.failed[0]:  # the episode is discarded, another has begun
+                score, length, observation = 0.0, 0, step.observation
                 actor.start(step.failed)
+                continue
+            score, length, observation = score + float(step.reward[0]), length + 1, step.observation
             ended = bool(step.terminated[0] or step.truncated[0])
             if not ended and length != max_steps:
                 continue
