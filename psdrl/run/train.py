@@ -98,11 +98,13 @@ def _run(agent: Agent, env: VectorEnv, logdir: Path, console: Console, why_prese
         with RunLog(logdir, config.steps, agent.step, logged, console) as log, Stop(console) as stop:
             train(agent, env, log, stop, store)
     except KeyboardInterrupt:
+        store.wait()
         kept = latest(logdir)
         since = f"continues from {kept.name}" if kept else "starts again, for no checkpoint was written"
         console.print(f"Stopped without saving. The same command {since}.", highlight=False)
         return 130
     finally:
+        store.wait()  # what was begun is written before another process may come
         env.close()
     for fallback in agent.fallbacks:
         _warn(console, f"{fallback}.")

@@ -78,7 +78,8 @@ def test_any_state_comes_back_exactly(state: Any) -> None:
 
 def test_what_agents_have() -> None:
     """Optimiser states have integers as keys, generators integers of 128 bits; some weights are channels last."""
-    model = torch.nn.Conv2d(3, 5, 3).to(memory_format=torch.channels_last)
+    model = torch.nn.Conv2d(3, 5, 3)
+    model.weight.data = model.weight.data.to(memory_format=torch.channels_last)
     optimiser = torch.optim.Adam(model.parameters())
     model(torch.randn(2, 3, 8, 8)).sum().backward()
     optimiser.step()
