@@ -121,7 +121,7 @@ def optimiser_state(network: nn.Module, optimiser: torch.optim.Optimizer) -> lis
 
 
 def load_optimiser(optimiser: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """`load_state_dict`, but raises ValueError for moments of another shape than their parameter, which PyTorch takes."""
+    """`load_state_dict`, but raises ValueError where PyTorch takes moments of another shape than their parameter."""
     parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
     for index, entry in state["state"].items():
         if type(index) is not int or not 0 <= index < len(parameters):
