@@ -3,6 +3,8 @@
 import importlib
 from functools import cache
 
+import torch
+
 HOW = "build it with: pip install --no-build-isolation --no-deps -e ."
 
 
@@ -16,3 +18,9 @@ def missing() -> str | None:
     except (ImportError, OSError) as error:  # built for another torch or another machine
         return f"the C++ extension psdrl._C does not load ({error}; {HOW})"
     return None
+
+
+def operations() -> set[str]:
+    """Names of what is defined in torch.ops.psdrl, by this extension and by `dispatch`."""
+    names = (schema.name.split("::") for schema in torch._C._jit_get_all_schemas())
+    return {name for library, name in names if library == "psdrl"} if missing() is None else set()

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from psdrl.agents.interface import Agent
-from psdrl.agents.registry import make_agent
+from psdrl.agents.registry import entry, make_agent
 from psdrl.config import Config
-from psdrl.cost import forecast as cost
 from psdrl.envs import make_env
 from psdrl.envs.vector import EnvSpec
 from psdrl.errors import UserError
@@ -63,8 +62,8 @@ def load(run: Path, device: str = "auto", replay: bool = False) -> Any:
         raise UserError(f"{run} has no checkpoint yet: train on, or wait for one (--checkpoint-every).")
     env = make_env(config, num_envs=1)
     env.close()
-    _refuse_what_is_too_large(run, config, env.spec)
     try:
+        _refuse_what_is_too_large(run, config, env.spec)
         agent = make_agent(config, env.spec)
     except (RuntimeError, MemoryError, OverflowError, ValueError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
@@ -74,11 +73,11 @@ def load(run: Path, device: str = "auto", replay: bool = False) -> Any:
 
 
 def _refuse_what_is_too_large(run: Path, config: Config, spec: EnvSpec) -> None:
-    """Settings of a stranger may ask for any size; refused before memory is taken, as far as the cost model knows."""
-    if not cost.known(config):
+    """Settings of a stranger may ask for any size: refused before memory is taken, if the agent describes its work."""
+    work = entry(config.algo).agent.workload(config, spec)
+    if work is None:
         return
-    bytes_of = cost.forecast(config, spec, cost.data_sheet("a100", config.precision, False)).bytes
-    needed = sum(bytes_of[name] for name in ("replay", "networks", "posterior"))
+    needed = sum(size for name, size in work.memory().items() if name in ("replay", "networks", "posterior"))
     here = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if needed > here:
         raise UserError(f"The agent of {run} needs {needed / 1e9:.3g} GB and this machine has {here / 1e9:.3g} GB.")

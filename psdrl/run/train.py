@@ -19,7 +19,6 @@ from psdrl.cost import forecast as cost
 from psdrl.envs import make_env
 from psdrl.envs.vector import VectorEnv
 from psdrl.errors import UserError
-from psdrl.kernels import dispatch, posterior
 from psdrl.run.checkpoint import Store, check_same, latest, newest, restore, write_config
 from psdrl.run.log import RunLog
 from psdrl.run.loop import train
@@ -158,7 +157,6 @@ def _summary(console: Console, agent: Agent, why_preset: str, checkpoint: Path |
         "preset": f"{config.preset} ({why_preset})",
         "device": f"{agent.device}, {_modes(agent)}",
         **agent.description(),
-        "kernels": _kernels(agent.device),
         "logdir": f"{config.logdir}" + (f", resumed at step {agent.step}" if checkpoint else ""),
     }
     for name, value in rows.items():
@@ -176,21 +174,10 @@ def _modes(agent: Agent) -> str:
     return ", ".join(words)
 
 
-def _kernels(device: torch.device) -> str:
-    """Which backends serve on this device, and why better ones do not."""
-    serving = {choice.backend: choice.refused for choice in dispatch.explain(device).values()}
-    lookahead = "; ".join(
-        " ".join([name, *(f"({other} refused: {why})" for other, why in refused.items())])
-        for name, refused in serving.items()
-    )
-    reason = posterior.unavailable(device)
-    return f"lookahead {lookahead}; posterior " + ("csrc" if reason is None else f"PyTorch ({reason})")
-
-
 def _forecast(console: Console, agent: Agent) -> None:
-    """What the cost model expects of this run, if it knows the agent; see `psdrl.cost`."""
-    config = agent.config
-    if not cost.known(config):
+    """What the cost model expects of this run, if the agent describes its work; see `psdrl.cost`."""
+    config, work = agent.config, agent.workload(agent.config, agent.spec)
+    if work is None:
         return
     if agent.device.type == "cuda":
         known = [name for name in ("a100", "h100") if name in torch.cuda.get_device_name(agent.device).lower()]
@@ -198,8 +185,8 @@ def _forecast(console: Console, agent: Agent) -> None:
             return
         device = cost.data_sheet(known[0], config.precision, config.cuda_graphs)
     else:
-        device = cost.device_for("here", config, agent.spec)
-    expected = cost.forecast(config, agent.spec, device)
+        device = cost.device_for("here", work)
+    expected = cost.forecast(config, agent.spec, device, work)
     left = cost.duration(3600 * expected.hours * (1 - agent.step / config.steps))
     source = "from rates measured now" if device.measured else "predicted from the data sheet"
     console.print(

@@ -99,11 +99,17 @@ def test_agents_do_not_know_each_other() -> None:
                 assert not others, f"{module_of(path)} imports {name}"
 
 
-def test_a_run_knows_agents_by_their_interface_only() -> None:
-    for path in (ROOT / "psdrl" / "run").glob("*.py"):
+KNOWN = ("psdrl.agents", "psdrl.agents.interface", "psdrl.agents.registry")
+
+
+@pytest.mark.parametrize("room", ["run", "cost", "doctor", "runtime"])
+def test_agents_are_known_by_their_interface_only(room: str) -> None:
+    """Nor does a run ask which kernels serve: its agent says so."""
+    for path in (ROOT / "psdrl" / room).glob("*.py"):
         for name in imported(path):
+            assert room != "run" or not name.startswith("psdrl.kernels"), f"{module_of(path)} imports {name}"
             if name.startswith("psdrl.agents"):
-                assert name in ("psdrl.agents.interface", "psdrl.agents.registry"), f"{module_of(path)} imports {name}"
+                assert name in KNOWN, f"{module_of(path)} imports {name}"
 
 
 @pytest.mark.parametrize("folder", ["tests", "bench"])
