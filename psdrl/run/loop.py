@@ -71,9 +71,19 @@ def train(
     The groups of environments take turns: the outcome of a group's last step is received and stored, its next actions
     are chosen and sent. Meanwhile all other groups step. With one group this is the loop of Algorithm 1.
     """
-    config, log = agent.config, log or NoLog()
+    log = log or NoLog()
     if store is None and log.logdir is not None:
-        store = Store(log.logdir, config.checkpoint_keep)
+        store = Store(log.logdir, agent.config.checkpoint_keep)
+    try:
+        _train(agent, env, log, stop, store)
+    finally:
+        if store is not None:  # what is being written is whole before anything else happens
+            store.wait()
+
+
+def _train(agent: Agent, env: VectorEnv, log: Log, stop: Callable[[], bool], store: Store | None) -> None:
+    """`train`, but a checkpoint may still be being written at the end."""
+    config = agent.config
     trace = (log.logdir or Path()) / f"trace-{(config.profile or '').replace(':', '-')}.json"
     profile = Profile(config.profiled, device_for(agent.device, trace))
     size = env.num_envs // len(env.groups)
@@ -102,7 +112,6 @@ def train(
     profile.close()
     if store is not None:
         checkpoint(agent, log, store)
-        store.wait()
 
 
 def _finish(group: Group, log: Log, store: Store | None) -> float:
