@@ -10,7 +10,7 @@ import numpy as np
 from psdrl.agents.interface import Actor, Agent
 from psdrl.envs.vector import Step, VectorEnv
 from psdrl.run.checkpoint import Store
-from psdrl.run.evaluation import evaluate
+from psdrl.run.evaluation import evaluate, never
 from psdrl.run.log import Log, NoLog
 from psdrl.runtime.profiling import Profile, device_for
 
@@ -62,7 +62,7 @@ def train(
     agent: Agent,
     env: VectorEnv,
     log: Log | None = None,
-    stop: Callable[[], bool] = lambda: False,
+    stop: Callable[[], bool] = never,
     store: Store | None = None,
 ) -> None:
     """Interact until config.steps or until `stop()`; every environment starts a new episode. Checkpoints go to `store`,
@@ -92,7 +92,7 @@ def _train(agent: Agent, env: VectorEnv, log: Log, stop: Callable[[], bool], sto
     acting = 0.0
     for group in cycle(groups):
         if group.stepping:
-            acting += _finish(group, log, store)
+            acting += _finish(group, log, stop, store)
         if agent.step >= config.steps or stop():
             break
         if agent.update_due():
@@ -108,13 +108,13 @@ def _train(agent: Agent, env: VectorEnv, log: Log, stop: Callable[[], bool], sto
         acting += time.perf_counter() - before
     for group in groups:
         if group.stepping:  # what was begun is kept
-            _finish(group, log, store)
+            _finish(group, log, stop, store)
     profile.close()
     if store is not None:
         checkpoint(agent, log, store)
 
 
-def _finish(group: Group, log: Log, store: Store | None) -> float:
+def _finish(group: Group, log: Log, stop: Callable[[], bool], store: Store | None) -> float:
     """Receive and store a step, evaluate and save if that is due; returns the seconds waited for the environments."""
     agent, config = group.agent, group.agent.config
     before = time.perf_counter()
@@ -124,18 +124,19 @@ def _finish(group: Group, log: Log, store: Store | None) -> float:
     group.store(step, log)
     log.progress(agent.step)
     if _crossed(old_step, agent.step, config.eval_every):
-        evaluate_now(agent, log)
+        evaluate_now(agent, log, stop)
     if store is not None and _crossed(old_step, agent.step, config.checkpoint_every):
         checkpoint(agent, log, store)
     return waited
 
 
-def evaluate_now(agent: Agent, log: Log) -> None:
-    """Evaluation during training, on an environment, hidden state and random stream of its own."""
+def evaluate_now(agent: Agent, log: Log, stop: Callable[[], bool] = never) -> None:
+    """Evaluation during training, on an environment, hidden state and random stream of its own; `stop()` ends it."""
     log.phase("evaluating")
     stream = 1 + agent.step // max(1, agent.config.eval_every)  # a function of the step: the same after a resume
-    returns = evaluate(agent, agent.config.eval_episodes, stream=stream)
-    log.scalars(agent.step, {"eval/return": float(np.mean(returns))})
+    returns = evaluate(agent, agent.config.eval_episodes, stream=stream, stop=stop)
+    if len(returns) == agent.config.eval_episodes:
+        log.scalars(agent.step, {"eval/return": float(np.mean(returns))})
     log.phase("acting")
 
 

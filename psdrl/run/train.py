@@ -15,6 +15,7 @@ from rich.table import Table
 from psdrl.agents.interface import Agent
 from psdrl.agents.registry import make_agent
 from psdrl.config import Config
+from psdrl.console import PatientConsole
 from psdrl.cost import forecast as cost
 from psdrl.envs import make_env
 from psdrl.envs.vector import VectorEnv
@@ -23,6 +24,7 @@ from psdrl.run.checkpoint import Store, check_same, latest, newest, restore, wri
 from psdrl.run.log import RunLog
 from psdrl.run.loop import train
 from psdrl.run.store.lock import Lock
+from psdrl.run.store.saver import order
 from psdrl.version import __version__
 
 BEFORE_CONFIG = (".lock", ".holder.json", ".partial-config.json")  # what a run that died at once may leave
@@ -54,15 +56,17 @@ class Stop:
 
 def run(config: Config, why_preset: str, arguments: list[str]) -> int:
     """`psdrl train` with the configuration parsed from `arguments`; returns the exit code."""
-    console = Console()
+    console = PatientConsole()
     config.check()
-    logdir = config.logdir or Path("runs") / f"{config.env_name}-{config.algo}-{config.seed}".replace("/", "-")
+    logdir = config.logdir or config.default_logdir
     config = replace(config, logdir=logdir)
     _refuse_what_is_no_run(config, logdir)
     with ExitStack() as stack:
         old = (logdir / "config.json").exists()
         if old:
             stack.enter_context(Lock(logdir))
+            if _finished(console, config, logdir):
+                return 0
         env = make_env(config)
         agent = make_agent(config, env.spec, check=True)
         if not old:  # nothing is left behind if the agent cannot be made
@@ -88,10 +92,7 @@ def _run(agent: Agent, env: VectorEnv, logdir: Path, console: Console, why_prese
     write_config(logdir, config)
     _summary(console, agent, why_preset, checkpoint)
     _forecast(console, agent)
-    if agent.step >= config.steps:
-        console.print(f"This run has its {config.steps} steps; ask for more with --steps.", highlight=False)
-        env.close()
-        return 0
+    first_update = agent.updates
     again = f"python -m psdrl.train {shlex.join(arguments)}"  # the same logdir resumes
     try:
         with RunLog(logdir, config.steps, agent.step, logged, console) as log, Stop(console) as stop:
@@ -99,7 +100,7 @@ def _run(agent: Agent, env: VectorEnv, logdir: Path, console: Console, why_prese
     except KeyboardInterrupt:
         store.wait()
         kept = latest(logdir)
-        since = f"continues from {kept.name}" if kept else "starts again, for no checkpoint was written"
+        since = f"continues from {kept.name}" if kept else "starts again: no checkpoint was written"
         console.print(f"Stopped without saving. The same command {since}.", highlight=False)
         return 130
     finally:
@@ -107,12 +108,13 @@ def _run(agent: Agent, env: VectorEnv, logdir: Path, console: Console, why_prese
         env.close()
     for fallback in agent.fallbacks:
         _warn(console, f"{fallback}.")
+    _unprofiled(console, config, range(first_update, agent.updates))
     if stop.asked:
         console.print(f"Saved at step {agent.step}. Resume with:\n  {again}", highlight=False, soft_wrap=True)
         return 130
     console.print(
         f"Done: {agent.step} steps, {agent.episodes} episodes, {agent.updates} updates. "
-        f"Play it with:\n  python -m psdrl.evaluate {logdir}",
+        f"Play it with:\n  python -m psdrl.evaluate {shlex.quote(str(logdir))}",
         highlight=False,
         soft_wrap=True,
     )
@@ -121,6 +123,31 @@ def _run(agent: Agent, env: VectorEnv, logdir: Path, console: Console, why_prese
 
 def _warn(console: Console, text: str) -> None:
     console.print(f"[bold]warning[/]      {escape(text)}", highlight=False, soft_wrap=True)
+
+
+def _finished(console: Console, config: Config, logdir: Path) -> bool:
+    """Whether the run has its steps already; if so, say it and change nothing."""
+    checkpoint = newest(logdir).newest
+    step = order(checkpoint)[0] if checkpoint else 0
+    if step < config.steps:
+        return False
+    asked = "" if step == config.steps else f", and --steps asks for {config.steps}"
+    where = shlex.quote(str(logdir))
+    console.print(
+        f"{where} is finished: it has {step} steps{asked}. Train on with --steps {2 * step}, or play it with:\n"
+        f"  python -m psdrl.evaluate {where}",
+        highlight=False,
+        soft_wrap=True,
+        markup=False,
+    )
+    return True
+
+
+def _unprofiled(console: Console, config: Config, updates: range) -> None:
+    """Say so if --profile asked for updates that were not made."""
+    if config.profiled and not set(config.profiled) & set(updates):
+        made = f"updates {updates.start} to {updates.stop - 1}" if updates else "no update"
+        _warn(console, f"--profile {config.profile}: nothing was profiled, this run made {made}.")
 
 
 def _refuse_what_is_no_run(config: Config, logdir: Path) -> None:

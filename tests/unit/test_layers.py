@@ -8,8 +8,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 # Each room may import from rooms before it and from its own; rooms of one line do not know each other.
 ORDER = (
-    ("psdrl.errors", "psdrl.version"),
+    ("psdrl.errors", "psdrl.version", "psdrl.console"),
     ("psdrl.config",),
+    ("psdrl.flags",),
     ("psdrl.envs", "psdrl.runtime", "psdrl.kernels", "psdrl._C"),
     ("psdrl.replay",),
     ("psdrl.agents",),
@@ -17,7 +18,7 @@ ORDER = (
     ("psdrl.run",),
     ("psdrl.api",),
     ("psdrl",),  # psdrl/__init__.py: what `from psdrl import ...` offers
-    ("psdrl.doctor",),
+    ("psdrl.doctor", "psdrl.catalogue"),
     ("psdrl.cli",),
     ("psdrl.experiments",),
     ("psdrl.train", "psdrl.evaluate"),  # python -m psdrl.train
