@@ -89,6 +89,8 @@ def _run(agent: Agent, env: VectorEnv, logdir: Path, console: Console, why_prese
     if checkpoint:
         store.resume(checkpoint, agent.replay)
     logged = extra.get("metrics_bytes", 0)
+    if type(logged) is not int:
+        raise UserError(f"The checkpoint {checkpoint} does not say how long metrics.jsonl was: it is no run of psdrl.")
     write_config(logdir, config)
     _summary(console, agent, why_preset, checkpoint)
     _forecast(console, agent)
@@ -110,7 +112,9 @@ def _run(agent: Agent, env: VectorEnv, logdir: Path, console: Console, why_prese
         _warn(console, f"{fallback}.")
     _unprofiled(console, config, range(first_update, agent.updates))
     if stop.asked:
-        console.print(f"Saved at step {agent.step}. Resume with:\n  {again}", highlight=False, soft_wrap=True)
+        saved = store.saved is not None and order(store.saved.path)[0] == agent.step
+        what = f"Saved at step {agent.step}" if saved else f"Stopped at step {agent.step}, not saved"
+        console.print(f"{what}. Resume with:\n  {again}", highlight=False, soft_wrap=True)
         return 130
     console.print(
         f"Done: {agent.step} steps, {agent.episodes} episodes, {agent.updates} updates. "
