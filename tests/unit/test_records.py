@@ -235,26 +235,39 @@ def test_thinned_updates():
 
 
 def test_shown_curves():
-    """Every legend entry has a curve, curves end with their runs, and the shorter length is marked."""
+    """Every legend entry has a curve; curves end together, where the shortest method does, but for far longer runs."""
     axes = figures.plt.subplots()[1]
     episodes = {"returns": [1.0, 2.0, 3.0], "ends": [1000, 2000, 3000], "steps": 3000}
     methods = {
         "psdrl": [make(env="CartPole-v1", seed=0, **episodes), make(env="CartPole-v1", seed=1, **episodes)],
         "random": [make(env="CartPole-v1", **episodes)],
         "mine": [make(env="CartPole-v1", returns=[0.0], ends=[900], steps=2000)],
+        "long": [make(env="CartPole-v1", returns=[0.0], ends=[900], steps=6001)],
     }
     figures.panel(axes, "CartPole-v1", methods)
-    lines = [(line.get_label(), *np.asarray(line.get_xydata()).T.tolist()) for line in axes.lines]
+    lines = {line.get_label(): np.asarray(line.get_xydata()).T.tolist() for line in axes.lines}
     labels = axes.get_legend_handles_labels()[1]
-    assert labels == ["PSDRL (2)", "random play (1)", "mine (1)"]
-    assert [name for name, _, _ in lines if not str(name).startswith("_")] == labels
-    _, x, y = lines[0]
-    assert x[-1] == 3
-    assert y[-1] == pytest.approx(2)
-    assert all(xs for _, xs, _ in lines)
-    assert lines[2][1][-1] == 2
-    assert [xs for name, xs, _ in lines if str(name).startswith("_")] == [[2.0, 2.0]]
+    assert labels == ["PSDRL (2)", "random play (1)", "mine (1)", "long (1)"]
+    assert list(lines) == labels
+    assert {name: x[-1] for name, (x, _) in lines.items()} == {
+        "PSDRL (2)": 2,
+        "random play (1)": 1,  # across the whole panel
+        "mine (1)": 2,
+        "long (1)": 6.001,
+    }
+    assert lines["PSDRL (2)"][1][-1] == pytest.approx(1.5)
     figures.plt.close("all")
+
+
+@pytest.mark.parametrize(("count", "rows"), [(1, [1]), (2, [2]), (3, [3]), (4, [2, 2]), (5, [3, 2]), (7, [3, 2, 2])])
+def test_rows_of_panels_fill_the_width(count, rows):
+    at, (tall, columns) = figures.cells(count)
+    assert tall == len(rows)
+    for row, width in enumerate(rows):
+        places = [place for r, place in at if r == row]
+        assert len(places) == width
+        assert [place.start for place in places] == [0, *(place.stop for place in places[:-1])]
+        assert places[-1].stop == columns
 
 
 def test_one_command_makes_all_figures(tmp_path, monkeypatch):
