@@ -24,6 +24,7 @@ from psdrl.experiments.records import Run
 # Colours of Okabe and Ito, which colour-blind readers tell apart; a dash where two are near each other in grey.
 STYLES: dict[str, tuple[str, str, str]] = {
     "psdrl": ("PSDRL", "#0072B2", "-"),
+    "bootstrap": ("Bootstrapped DQN + priors", "#D55E00", "-"),
     "mean": ("posterior mean, ε 0.05", "#009E73", "--"),
     "released": ("released rule", "#E69F00", "-"),
     "fresh-value": ("new value network", "#CC79A7", "-"),
