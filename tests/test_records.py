@@ -183,6 +183,14 @@ def test_a_run_is_stored_with_its_settings(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {".lock", "deepsea"}, "the partial result is removed"
 
 
+def test_updates_of_any_agent_are_kept(tmp_path):
+    """Also of one that learns at every step and reports now and then."""
+    learn.store(learn.Case("deepsea-10", "bootstrap", 0, ("--steps", "520")), tmp_path, replace=False)
+    (run,) = records.load(tmp_path)
+    assert run.updates["step"] == [500]  # a report per 500 gradient steps, one of these per step of DeepSea
+    assert {"loss/heads", "time/learning"} <= set(run.updates)
+
+
 def test_a_run_that_dies_leaves_its_result_so_far(tmp_path, monkeypatch):
     monkeypatch.setattr(learn, "SAVE_EVERY", 0.0)
 
