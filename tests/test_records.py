@@ -265,6 +265,47 @@ def test_shown_curves():
     figures.plt.close("all")
 
 
+def test_growth_with_n_has_methods_that_most_seeds_solved():
+    """A seed that did not solve it is a hollow mark where its run ended, and counts in the median."""
+
+    def runs(*solved: int | None) -> list[Run]:
+        ends = [list(range(1, (episodes or 1000) + 1)) for episodes in solved]
+        return [make(solved=s, returns=[0.0] * len(e), ends=e) for s, e in zip(solved, ends, strict=True)]
+
+    envs = {
+        "deepsea-10": {"psdrl": runs(100, 120, 110), "bootstrap": runs(300, 400, None), "mean": runs(None, 90, None)},
+        "deepsea-14": {"psdrl": runs(200, 220, 210), "bootstrap": runs(500, None, 600), "mean": runs(80)},
+        "deepsea-20": {"psdrl": runs(300)},
+    }
+    found = figures.growth(envs)
+    assert {method: list(by_size) for method, by_size in found.items()} == {
+        "psdrl": [10, 14, 20],
+        "bootstrap": [10, 14],
+    }
+    axes = figures.plt.subplots()[1]
+    figures.sizes(axes, found)
+    medians = {str(line.get_label()): np.asarray(line.get_ydata()).tolist() for line in axes.lines}
+    assert medians["PSDRL (line: median)"] == [110, 210, 300]
+    assert medians["Bootstrapped DQN + priors (line: median)"] == [400, 600]
+    hollow = [line.get_ydata() for line in axes.lines if line.get_marker() == "^" and line.get_mfc() == "none"]
+    assert hollow == [[1000], [1000]]
+    figures.plt.close("all")
+
+
+def test_far_longer_runs_have_a_panel_of_their_own():
+    psdrl, mine, mean = [make(steps=30)], [make(steps=40)], [make(steps=30)]
+    assert figures.panels("e", {"psdrl": psdrl, "bootstrap": mine}) == [("e", {"psdrl": psdrl, "bootstrap": mine})]
+    far = [make(steps=300)]
+    assert figures.panels("e", {"psdrl": psdrl, "bootstrap": far}) == [("e", {"psdrl": psdrl, "bootstrap": far})]
+    assert figures.panels("e", {"psdrl": psdrl, "bootstrap": far, "mean": mean, "option": mine}) == [
+        ("e", {"psdrl": psdrl, "mean": mean}),
+        ("e, longer runs", {"psdrl": psdrl, "bootstrap": far}),
+        ("e, one option changed", {"psdrl": psdrl, "option": mine}),
+    ]
+    assert figures.panels("e", {"mean": mean}) == [("e", {"mean": mean})]
+    assert figures.panels("e", {"option": mine}) == [("e", {"option": mine})]
+
+
 def test_one_command_makes_all_figures(tmp_path, monkeypatch):
     """Also of few runs: one size of DeepSea, none of it solved, one method."""
     many = {"returns": [0.0] * 40, "ends": list(range(10, 410, 10))}
