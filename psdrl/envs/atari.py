@@ -5,6 +5,7 @@ Three backends. Their frames are equal but for the last one of an episode that e
 EnvPool pools the two last frames of the game and the others what they had; ale-py does that at the cap too."""
 
 import importlib.util
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from psdrl.config import AtariConfig
 from psdrl.envs.gym import GymVector
-from psdrl.envs.history import History, fits
+from psdrl.envs.history import History, fits, rows
 from psdrl.envs.layers import LifeLoss, Stack, Sticky
 from psdrl.envs.vector import EnvSpec, State, Step, VectorEnv
 from psdrl.errors import UserError, nearest
@@ -27,6 +28,8 @@ _NAMES = (
     "StarGunner Tennis TimePilot Tutankham UpNDown Venture VideoPinball WizardOfWor YarsRevenge Zaxxon "
 )
 GAMES = tuple(_NAMES.split())
+# Games whose console keeps memory over a reset, found by restoring all 55 (see `History`).
+CARRIED_OVER = ("IceHockey", "TimePilot", "YarsRevenge")
 MODULES = {"envpool": "envpool", "ale": "ale_py", "gymnasium": "ale_py"}
 
 
@@ -88,7 +91,8 @@ class EnvPoolVector(VectorEnv):
     def __init__(self, game: str, num_envs: int, seeds: list[int], protocol: AtariConfig) -> None:
         import envpool
 
-        self._pool = envpool.make(
+        self._make = partial(
+            envpool.make,
             f"{game}-v5",
             env_type="gymnasium",
             num_envs=num_envs,
@@ -106,6 +110,7 @@ class EnvPoolVector(VectorEnv):
             repeat_action_probability=0.0,
             use_inter_area_resize=True,  # with this the frames equal gymnasium's
         )
+        self._pool = self._make()
         self.num_envs = num_envs
         self.spec = _spec(game, protocol.size, _count(self._pool.action_space), "envpool")
         self._history = History(num_envs)
@@ -124,17 +129,30 @@ class EnvPoolVector(VectorEnv):
         # A batch is the whole pool, so all of it is waited for and comes in order (info["env_id"] is 0, 1, ...).
         observation, reward, terminated, truncated, info = self._pool.recv()
         self.lives = info["lives"]
-        step = pool_step(observation, reward, terminated, truncated, info["elapsed_step"] == 0)
-        self._history.add(self._sent, step)
+        step = Step(observation, reward, terminated, truncated, info["elapsed_step"] == 0)
+        self._history.add(self._sent, step, info["ram"])
         return step
 
     def state(self) -> State | None:
         return self._history.state() | {"game": self.spec.name}
 
     def restore(self, state: State) -> NDArray | None:
-        """Reset each environment as often as it was, then play its episode again."""
+        """Play the running episodes again; where the console's memory says that this is not enough, everything."""
         if not fits(state, self.spec, self.num_envs):
             return None
+        observation = None if self.spec.name in CARRIED_OVER else self._replay_episodes(state)
+        if observation is None and (everything := rows(state, self.num_envs)) is not None:
+            self._pool.close()
+            self._pool, self._history = self._make(), History(self.num_envs)
+            observation = self.reset()
+            for row in everything:
+                observation = self.step(row).observation
+            observation = observation if self._history.same(state) else None
+        self._history.remember(state)
+        return observation
+
+    def _replay_episodes(self, state: State) -> NDArray | None:
+        """Reset each environment as often as it was, then play its episode again."""
         resets, episodes = state["resets"], History.episodes(state)
         history, last = History(self.num_envs), np.empty((self.num_envs, *self.spec.shape), np.uint8)
         for count in range(1, max(resets) + 1):
@@ -148,26 +166,13 @@ class EnvPoolVector(VectorEnv):
             self._pool.send(np.array([episodes[i][t] for i in ids], np.int32), ids)
             observation, reward, _, _, info = self._pool.recv()
             for row, i in enumerate(info["env_id"]):
-                history.extend(i, int(episodes[i][t]), observation[row], float(reward[row]))
+                history.extend(i, int(episodes[i][t]), observation[row], float(reward[row]), info["ram"][row])
                 last[i] = observation[row]
         self._history, history.observation = history, last
         return last if history.same(state) else None
 
     def close(self) -> None:
         self._pool.close()
-
-
-def pool_step(observation: NDArray, reward: NDArray, terminated: NDArray, truncated: NDArray, started: NDArray) -> Step:
-    """The outcome of a pool, which has no faults that this process survives."""
-    return Step(
-        observation,
-        np.asarray(reward, np.float32),
-        terminated,
-        truncated,
-        started,
-        terminated | truncated,
-        np.zeros(len(reward), bool),
-    )
 
 
 class AleVector(VectorEnv):
@@ -179,7 +184,8 @@ class AleVector(VectorEnv):
         from ale_py.vector_env import AtariVectorEnv
 
         name = "".join("_" + c.lower() if c.isupper() else c for c in game).lstrip("_")
-        self._envs = AtariVectorEnv(
+        self._make = partial(
+            AtariVectorEnv,
             name,
             num_envs,
             img_height=protocol.size,
@@ -194,6 +200,7 @@ class AleVector(VectorEnv):
             reward_clipping=False,
             use_fire_reset=False,
         )
+        self._envs = self._make()
         self._seeds = np.asarray(seeds)
         self._done = np.zeros(num_envs, bool)
         self._history = History(num_envs)
@@ -215,7 +222,7 @@ class AleVector(VectorEnv):
         observation, reward, terminated, truncated, info = self._envs.recv()
         started = self._done
         self._done, self.lives = terminated | truncated, info["lives"]
-        step = pool_step(observation, reward, terminated, truncated, started)
+        step = Step(observation, np.asarray(reward, np.float32), terminated, truncated, started)
         self._history.add(self._sent, step)
         return step
 
@@ -223,10 +230,23 @@ class AleVector(VectorEnv):
         return self._history.state() | {"game": self.spec.name}
 
     def restore(self, state: State) -> NDArray | None:
-        """Play the running episodes again, so that they all come to the present at once: a shorter one is seeded and
-        reset later than a longer one, as often as it was. Its environment plays anything until then."""
+        """Play the running episodes again; where that is not enough, everything."""
         if not fits(state, self.spec, self.num_envs):
             return None
+        observation = None if self.spec.name in CARRIED_OVER else self._replay_episodes(state)
+        if observation is None and (everything := rows(state, self.num_envs)) is not None:
+            self._envs.close()
+            self._envs = self._make()
+            observation = self.reset()
+            for row in everything:
+                observation = self.step(row).observation
+            observation = observation if self._history.same(state) else None
+        self._history.remember(state)
+        return observation
+
+    def _replay_episodes(self, state: State) -> NDArray | None:
+        """All episodes come to the present at once: a shorter one is seeded and
+        reset later than a longer one, as often as it was. Its environment plays anything until then."""
         self.reset()
         episodes, longest = History.episodes(state), int(max(state["lengths"]))
         for t in range(longest + 1):

@@ -72,13 +72,5 @@ class GymVector(VectorEnv):
 def stacked(rows: list[Row]) -> Step:
     """Rows of N environments as one step."""
     observation, reward, terminated, truncated, started, failed = zip(*rows, strict=True)
-    ended = np.array(terminated) | np.array(truncated)
-    return Step(
-        np.stack(observation),
-        np.array(reward, np.float32),
-        np.array(terminated),
-        np.array(truncated),
-        np.array(started),
-        ended,
-        np.array(failed),
-    )
+    ended, begun = (np.array(terminated), np.array(truncated)), np.array(started)
+    return Step(np.stack(observation), np.array(reward, np.float32), *ended, begun, failed=np.array(failed))

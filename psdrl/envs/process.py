@@ -18,6 +18,8 @@ from psdrl.envs.lane import Env, Lane, Row
 from psdrl.envs.vector import EnvSpec, State
 from psdrl.errors import UserError
 
+START = 120.0  # seconds that a child may take to import packages and to make its environment
+
 
 class Gone(Exception):
     """The child died or did not answer in time; the text continues the environment's name."""
@@ -83,7 +85,8 @@ class ProcessLane:
         self._child = context.Process(target=serve, args=(theirs, job), daemon=True)
         self._child.start()
         theirs.close()
-        self._ask("make", None)
+        self._post("make", None)
+        self._answer(max(self._timeout, START))
 
     def _ask(self, command: str, argument: Any) -> Any:
         self._post(command, argument)
@@ -95,10 +98,10 @@ class ProcessLane:
         except OSError:
             raise Gone("died") from None
 
-    def _answer(self) -> Any:
+    def _answer(self, timeout: float | None = None) -> Any:
         try:
-            if not self._pipe.poll(self._timeout):
-                raise Gone(f"did not answer within {self._timeout:g} s (--env-timeout)")
+            if not self._pipe.poll(timeout or self._timeout):
+                raise Gone(f"did not answer within {timeout or self._timeout:g} s (--env-timeout)")
             fine, answer, faults = self._pipe.recv()
         except (EOFError, OSError):
             self._child.join(1)

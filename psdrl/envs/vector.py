@@ -31,9 +31,7 @@ class EnvSpec:
     grid: tuple[int, int, int] | None = None  # vector: height, width and channels of the grid that was flattened
 
 
-class Step(NamedTuple):
-    """Outcome of one step of N environments."""
-
+class _Columns(NamedTuple):
     observation: NDArray  # (N, *shape)
     reward: NDArray[np.float32]  # (N,)
     terminated: NDArray[np.bool_]  # (N,) the observation is an absorbing state
@@ -41,6 +39,26 @@ class Step(NamedTuple):
     started: NDArray[np.bool_]  # (N,) the row only started a new episode
     over: NDArray[np.bool_]  # (N,) the score is complete: not where a lost life ended the episode and the game goes on
     failed: NDArray[np.bool_]  # (N,) started, because the environment failed: its running episode is to be forgotten
+
+
+class Step(_Columns):
+    """Outcome of one step of N environments; by default every end completes a score, and nothing has failed."""
+
+    __slots__ = ()
+
+    def __new__(
+        cls,
+        observation: NDArray,
+        reward: NDArray[np.float32],
+        terminated: NDArray[np.bool_],
+        truncated: NDArray[np.bool_],
+        started: NDArray[np.bool_],
+        over: NDArray[np.bool_] | None = None,
+        failed: NDArray[np.bool_] | None = None,
+    ) -> "Step":
+        over = terminated | truncated if over is None else over
+        failed = np.zeros(len(started), bool) if failed is None else failed
+        return super().__new__(cls, observation, reward, terminated, truncated, started, over, failed)
 
 
 class VectorEnv(ABC):

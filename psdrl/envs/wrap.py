@@ -139,15 +139,8 @@ class VectorAdapter(VectorEnv):
         except Unfit as error:
             raise UserError(f"{self.spec.name} {error} at step {self._steps}.") from None
         started, self._done = self._done, np.asarray(terminated | truncated)
-        return Step(
-            self._converted(observations),
-            np.asarray(reward, np.float32),
-            np.asarray(terminated),
-            np.asarray(truncated),
-            started,
-            self._done,
-            np.zeros(self.num_envs, bool),
-        )
+        columns = (np.asarray(reward, np.float32), np.asarray(terminated), np.asarray(truncated), started)
+        return Step(self._converted(observations), *columns)
 
     def close(self) -> None:
         self._envs.close()

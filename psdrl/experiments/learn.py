@@ -51,6 +51,7 @@ METHODS: dict[str, list[str]] = {
     "egreedy-exploit": ["--algo", "egreedy-exploit"],
     "egreedy-explore": ["--algo", "egreedy-explore"],
     "fresh-value": ["--algo", "fresh-value"],
+    "bootstrap": ["--algo", "bootstrap"],
     "mean": ["--posterior.rule", "mean", "--policy.epsilon", "0.05"],
     "released": ["--posterior.rule", "released"],
     "reward-weight-30": ["--forward.reward-weight", "30"],
@@ -123,7 +124,7 @@ class Trace(Scalars):
         if "train/return" in values:
             self.returns.append(round(values["train/return"], 4))
             self.ends.append(step)
-        elif "time/value" in values:
+        elif any(name.startswith("loss/") for name in values):  # an update's report
             kept = {k: v for k, v in values.items() if k.startswith(("posterior/", "loss/", "time/"))}
             self.updates.append({"step": step} | kept)
         if time.perf_counter() - self.saved > SAVE_EVERY:

@@ -1,5 +1,6 @@
 """Play trained agents: `psdrl evaluate RUN --episodes 10 --policy mean --video out.mp4`."""
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psdrl.agents.interface import Agent
-from psdrl.agents.registry import make_agent
+from psdrl.agents.registry import entry, make_agent
+from psdrl.config import Config
 from psdrl.envs import VectorEnv, make_env
+from psdrl.envs.vector import EnvSpec
 from psdrl.errors import UserError
 from psdrl.run.checkpoint import newest, read_config, restore
 from psdrl.run.spec import read_spec
@@ -73,10 +76,11 @@ def play(
             if on_frame:
                 on_frame(env.render())
             step = env.step(actor.act(observation))
-            score, length, observation = score + float(step.reward[0]), length + 1, step.observation
-            if step.failed[0]:  # the episode is forgotten
-                score, length = 0.0, 0
+            if step.failed[0]:  # the episode is discarded, another has begun
+                score, length, observation = 0.0, 0, step.observation
                 actor.start(step.failed)
+                continue
+            score, length, observation = score + float(step.reward[0]), length + 1, step.observation
             ended = bool(step.terminated[0] or step.truncated[0])
             if not ended and length != max_steps:
                 continue
@@ -128,5 +132,21 @@ def restored(run: Path, device: str = "auto", replay: bool = False) -> Restored:
         env = make_env(config, num_envs=1)
         env.close()
         spec = env.spec
-    agent = make_agent(config, spec)
+    try:
+        _refuse_what_is_too_large(run, config, spec)
+        agent = make_agent(config, spec)
+    except (RuntimeError, MemoryError, OverflowError, ValueError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise UserError(f"The agent of {run} cannot be made here: {reason}") from None
     return Restored(agent, checkpoint, restore(checkpoint, agent, replay=replay))
+
+
+def _refuse_what_is_too_large(run: Path, config: Config, spec: EnvSpec) -> None:
+    """Settings of a stranger may ask for any size: refused before memory is taken, if the agent describes its work."""
+    work = entry(config.algo).agent.workload(config, spec)
+    if work is None:
+        return
+    needed = sum(size for name, size in work.memory().items() if name in ("replay", "networks", "posterior"))
+    here = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > here:
+        raise UserError(f"The agent of {run} needs {needed / 1e9:.3g} GB and this machine has {here / 1e9:.3g} GB.")

@@ -109,17 +109,21 @@ def _run(
         with Stop(console) as stop:
             train(agent, env, callbacks, stop, store)
     except KeyboardInterrupt:
+        store.wait()
         kept = latest(logdir)
         since = f"continues from {kept.name}" if kept else "starts again: no checkpoint was written"
         console.print(f"Stopped without saving. The same command {since}.", highlight=False)
         return 130
     finally:
+        store.wait()  # what was begun is written before another process may come
         env.close()
     for fallback in agent.fallbacks:
         _warn(console, f"{fallback}.")
     _unprofiled(console, config, range(first_update, agent.updates))
     if stop.asked:
-        console.print(f"Saved at step {agent.step}. Resume with:\n  {again}", highlight=False, soft_wrap=True)
+        saved = store.saved is not None and order(store.saved.path)[0] == agent.step
+        what = f"Saved at step {agent.step}" if saved else f"Stopped at step {agent.step}, not saved"
+        console.print(f"{what}. Resume with:\n  {again}", highlight=False, soft_wrap=True)
         return 130
     console.print(
         f"Done: {agent.step} steps, {agent.episodes} episodes, {agent.updates} updates. "

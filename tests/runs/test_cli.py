@@ -1,5 +1,6 @@
 """What a user can get wrong: one clear sentence, exit code 2, nothing overwritten; and how a run is interrupted."""
 
+import errno
 import json
 import re
 import shutil
@@ -7,12 +8,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 import torch
 
 from psdrl import cli
 from psdrl.run.checkpoint import settings_of
+from psdrl.run.store.files import Disk
 from tests.conftest import Outcome, Run
 
 SMALL = ("--env", "deepsea-4", "--preset", "debug", "--device", "cpu", "--eval-every", "0", "--steps", "310")
@@ -275,3 +278,24 @@ def test_interrupt_saves_and_resumes(number: signal.Signals, tmp_path: Path, cli
     assert after[: len(lines)] == lines
     assert [json.loads(line)["step"] for line in after[len(lines) :]][-1] > step
     assert (tmp_path / "run" / f"checkpoint-{step + 60}").is_dir()
+
+
+def test_a_full_disk_stops_no_run(cli_run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Every save fails: the run ends as it should, says so once per save, and leaves nothing half written."""
+
+    write = Disk.write
+
+    def full(disk: Disk, file: BinaryIO, data: memoryview) -> int:
+        if "config.json" in file.name:  # without it there is no run
+            return write(disk, file, data)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Disk, "write", full)
+        outcome = cli_run("train", *SMALL, "--steps", "300", "--checkpoint-every", "100", "--logdir", "run")
+    assert outcome.code == 0
+    assert outcome.out.count("No checkpoint could be written") >= 3
+    assert "No space left on device" in outcome.out
+    assert not list((tmp_path / "run").glob("*checkpoint*"))
+    assert cli_run("train", *SMALL, "--steps", "300", "--logdir", "run").code == 0
+    assert (tmp_path / "run" / "checkpoint-300").is_dir()

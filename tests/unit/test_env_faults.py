@@ -162,62 +162,6 @@ def test_a_state_after_a_fault_is_restored(faulty: str, monkeypatch: pytest.Monk
         )
 
 
-@pytest.mark.parametrize(("fault", "says"), [("die", "died with exit code 9"), ("hang", "did not answer within")])
-def test_processes_survive_death_and_hanging(
-    faulty: str, fault: str, says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also an environment that only this process has registered."""
-    env = make(faulty, monkeypatch, 2, fault=fault, every=2, env_process=True, env_timeout=5.0)
-    try:
-        env.reset()
-        rows = [env.step(np.zeros(2, np.int64)) for _ in range(12)]
-        assert [t for t, row in enumerate(rows) if row.failed.any()] == [8]
-        assert rows[8].failed.all()
-        assert rows[8].started.all()
-        assert not rows[9].started.any()
-        faults = env.faults()
-        assert len(faults) == 2
-        assert all(says in fault and "discarded" in fault for fault in faults)
-        assert not (rows[8].observation[0] == rows[8].observation[1]).any()
-        state = env.state()
-        after = env.step(np.ones(2, np.int64))
-    finally:
-        env.close()
-    assert state is not None
-    again = make(faulty, monkeypatch, 2, fault="none", env_process=True, env_timeout=20.0)
-    try:
-        assert again.restore(state) is not None
-        np.testing.assert_array_equal(again.step(np.ones(2, np.int64)).observation, after.observation)
-    finally:
-        again.close()
-
-
-def test_processes_play_what_one_process_plays() -> None:
-    """The same rows, and states as of the last recv though the children are a step ahead."""
-    runs = []
-    for process in (False, True):
-        config = psdrl.configure(
-            env="CartPole-v1", preset="debug", device="cpu", num_envs=2, env_process=process, env_restarts=1
-        )
-        env = make_env(config)
-        rows, states = [env.reset()], []
-        for t in range(60):
-            env.send(np.array([t % 2, 1]))
-            if t % 10 == 9:
-                states.append(env.state())
-            rows.append(env.recv().observation)
-        env.close()
-        runs.append((rows, states, config))
-    np.testing.assert_array_equal(runs[0][0], runs[1][0])
-    rows, states, config = runs[1]
-    again = make_env(config)
-    observation = again.restore(states[2])  # before the outcome of step 29
-    np.testing.assert_array_equal(observation, rows[29])
-    for t in range(29, 60):
-        np.testing.assert_array_equal(again.step(np.array([t % 2, 1])).observation, rows[t + 1], err_msg=f"step {t}")
-    again.close()
-
-
 def test_atari_has_no_processes_of_ours() -> None:
     with pytest.raises(UserError, match="--env-process is for --env"):
         make_env(psdrl.configure(game="Pong", preset="debug", device="cpu", env_process=True))

@@ -368,9 +368,10 @@ def test_refused_environments(name: str, says: str) -> None:
     [
         (spaces.Sequence(spaces.Discrete(3)), True),
         (spaces.Box(0, 255, (48, 80, 1), np.uint8), False),
-        (spaces.Box(0, 255, (4, 84, 84), np.uint8), True),
+        (spaces.Box(0, 255, (4, 84, 84), np.uint8), False),
+        (spaces.Box(0, 255, (84, 84, 4), np.uint8), True),
     ],
-    ids=["sequence", "one channel", "channels first"],
+    ids=["sequence", "one channel", "channels first", "four channels"],
 )
 def test_odd_observations_work_or_are_refused(
     picture: str, space: spaces.Space, refused: bool, monkeypatch: pytest.MonkeyPatch

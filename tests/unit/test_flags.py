@@ -194,7 +194,7 @@ def test_tags_belong_to_the_value_shown(
     words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """DeepSea's preset has steps of its own: they are not the paper's, and the paper's are named."""
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "120")  # wider terminals get groups of flags side by side
 
     def shown(environment: list[str]) -> str:
         assert cli.train([*environment, *words]) == 0

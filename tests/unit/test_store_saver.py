@@ -78,6 +78,8 @@ def test_merging_keeps_segments_few(tmp_path: Path) -> None:
         counts.append(len(segment_names(store.saved.path)))
     assert counts[: MERGED + 1] == [1, 2, 3, 4, 5, 6, 7, 1, 2]
     assert counts[-2:] == [2 * (MERGED - 1), 1]
+    (last,) = manifest.load(store.saved.path).segments  # type: ignore[union-attr]
+    assert len(last.pieces) == 1, "rows that follow each other are one piece"
     fresh = SmallAgent("frames", 10_000, num_envs=1)
     restore(store.saved.path, fresh)  # type: ignore[union-attr]
     assert whole_state(fresh) == whole_state(agent)
@@ -204,16 +206,19 @@ def test_another_agent_in_the_same_directory_starts_anew(tmp_path: Path) -> None
 
 
 class SlowDisk(Disk):
-    """Writes nothing until it may."""
+    """Does nothing until it may: the first operation of a run's first save is a mkdir."""
 
     def __init__(self) -> None:
         self.may, self.began = threading.Event(), threading.Event()
         self.writers: set[str] = set()
 
-    def write(self, file: BinaryIO, data: memoryview) -> int:
-        self.writers.add(threading.current_thread().name)
+    def mkdir(self, path: Path) -> None:
         self.began.set()
         assert self.may.wait(60)
+        super().mkdir(path)
+
+    def write(self, file: BinaryIO, data: memoryview) -> int:
+        self.writers.add(threading.current_thread().name)
         return super().write(file, data)
 
 

@@ -76,9 +76,17 @@ def test_any_state_comes_back_exactly(state: Any) -> None:
     assert exact(there_and_back(state)) == exact(state)
 
 
+@pytest.mark.parametrize("bits", ["7ff8000000000000", "7ff8000000000123", "fff0000000000000", "8000000000000000"])
+def test_floats_that_json_does_not_have(bits: str) -> None:
+    (value,) = struct.unpack(">d", bytes.fromhex(bits))
+    (found,) = there_and_back([value])
+    assert struct.pack(">d", found).hex() == bits
+
+
 def test_what_agents_have() -> None:
     """Optimiser states have integers as keys, generators integers of 128 bits; some weights are channels last."""
-    model = torch.nn.Conv2d(3, 5, 3).to(memory_format=torch.channels_last)
+    model = torch.nn.Conv2d(3, 5, 3)
+    model.weight.data = model.weight.data.to(memory_format=torch.channels_last)
     optimiser = torch.optim.Adam(model.parameters())
     model(torch.randn(2, 3, 8, 8)).sum().backward()
     optimiser.step()

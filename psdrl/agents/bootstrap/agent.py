@@ -20,7 +20,7 @@ from psdrl.kernels import triton_support
 from psdrl.replay.frames import FrameReplay
 from psdrl.runtime import profiling
 from psdrl.runtime.device import is_gpu, resolve_device
-from psdrl.runtime.execution import Execution, optimiser_state
+from psdrl.runtime.execution import Execution, load_optimiser, optimiser_state
 from psdrl.runtime.profiling import Phases
 
 TRANSFORMS: dict[str, Callable[[NDArray], NDArray]] = {
@@ -186,7 +186,7 @@ class BootstrapAgent(Agent):
         """Restore what `state_dict` gave."""
         self.execution.forget()  # the optimiser's state moves
         self.networks.load_state_dict(state["networks"])
-        self.optimiser.load_state_dict(state["optimiser"])
+        load_optimiser(self.optimiser, state["optimiser"])
         for group in self.optimiser.param_groups:
             group["capturable"] = is_gpu(self.device)  # not what the checkpoint's device wanted
         for name, value in state["counters"].items():

@@ -24,7 +24,7 @@ from psdrl.kernels import triton_support
 from psdrl.replay.episodes import Batch, Replay
 from psdrl.runtime import profiling
 from psdrl.runtime.device import resolve_device
-from psdrl.runtime.execution import Execution
+from psdrl.runtime.execution import Execution, load_optimiser
 from psdrl.runtime.profiling import Phases
 
 TRANSFORMS: dict[str, Callable[[NDArray], NDArray]] = {
@@ -241,7 +241,7 @@ class PsdrlAgent(Agent):
         self.execution.forget()  # the optimisers' state moves
         self.models.load_state_dict(state["models"])
         for name, optimiser in self.optimisers.items():
-            optimiser.load_state_dict(state["optimisers"][name])
+            load_optimiser(optimiser, state["optimisers"][name])
         self.posterior.load_state_dict(state["posterior"])
         self.model = self.draw() if self.posterior.rule == "none" else self._sampled(**state["model"])
         for name, value in state["counters"].items():
