@@ -52,7 +52,7 @@ learn: $(READY)
 
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
-	@echo "Read it: build/site/index.html"
+	@echo "Read it: build/site/index.html; its search needs a server: python3 -m http.server -d build/site"
 
 sanitize: $(READY)
 	PYTHON=$(BIN)/python sh tests/host/sanitize.sh
