@@ -206,21 +206,28 @@ def curve(run: Run, grid: np.ndarray) -> np.ndarray:
     return np.array([returns[max(0, n - last) : n].mean() if n else np.nan for n in counts])
 
 
+def last_step(runs: list[Run]) -> int:
+    """The steps that all seeds have."""
+    return min(run.steps or run.ends[-1] for run in runs)
+
+
 def common(methods: Methods) -> dict[str, int]:
     """Where each method's line ends: where its shortest run does, or that of the panel's shortest method, so that means
     are compared over equal lengths; a method with far longer runs keeps its own."""
-    ends = {method: min(run.steps or run.ends[-1] for run in runs) for method, runs in methods.items()}
+    ends = {method: last_step(runs) for method, runs in methods.items()}
     least = min(ends.values(), default=0)
     return {method: least if end <= FAR * least else end for method, end in ends.items()}
 
 
 def drawn(axes: Any, method: str, runs: list[Run], end: int, style: tuple[str, str], shade: bool) -> None:
-    """One method's line."""
+    """One method's line; what it came to later, if its runs go on, is in the legend."""
     grid = np.linspace(0, end, 121)[1:]
     lines = np.stack([curve(run, grid) for run in runs])
     begun = np.isfinite(lines).all(0)  # every seed has ended an episode
     grid, lines = grid[begun] / 1000, lines[:, begun]
-    name = f"{label(method)} ({len(runs)})"
+    own = last_step(runs)
+    later = np.mean([curve(run, np.array([own])) for run in runs])
+    name = f"{label(method)} ({len(runs)}" + (f"; {later:.3g} at {own / 1000:g}k)" if own > end else ")")
     axes.plot(grid, lines.mean(0), style[1], color=style[0], lw=1.3, label=name, zorder=3 if method == "psdrl" else 2)
     if shade and len(runs) > 1:
         axes.fill_between(grid, lines.min(0), lines.max(0), color=style[0], alpha=0.18, lw=0)
@@ -281,10 +288,10 @@ def curves(envs: dict[str, Methods], path: Path) -> None:
         panel(axes, env, methods)
         axes.set_title(title)
     words = [
-        "Lines: mean over seeds (their number in brackets), as far as the shortest runs of the panel go.",
+        "Lines: mean over seeds (their number in brackets), all as long as the shortest; in brackets, what came later.",
         "Shaded: worst to best seed. python -m psdrl.experiments.figures",
     ]
-    figure.supxlabel(("\n" if wide == 1 else " ").join(words), fontsize=7)
+    figure.supxlabel(("\n" if wide < 3 else " ").join(words), fontsize=7)
     save(figure, path)
 
 

@@ -1,4 +1,4 @@
-"""Which callbacks a run has by its settings: progress, metrics.jsonl, TensorBoard, curve.png, and what `--log` names."""
+"""The callbacks of a run by its settings: progress, metrics.jsonl, TensorBoard, curve.png, and what `--log` names."""
 
 from collections.abc import Callable
 

@@ -243,7 +243,8 @@ def test_thinned_updates():
 
 
 def test_shown_curves():
-    """Every legend entry has a curve; curves end together, where the shortest method does, but for far longer runs."""
+    """Every legend entry has a curve; curves end together, where the shortest method does, but for far longer runs, and
+    what comes later is in the legend."""
     axes = figures.plt.subplots()[1]
     episodes = {"returns": [1.0, 2.0, 3.0], "ends": [1000, 2000, 3000], "steps": 3000}
     methods = {
@@ -255,15 +256,15 @@ def test_shown_curves():
     figures.panel(axes, "CartPole-v1", methods)
     lines = {line.get_label(): np.asarray(line.get_xydata()).T.tolist() for line in axes.lines}
     labels = axes.get_legend_handles_labels()[1]
-    assert labels == ["PSDRL (2)", "random play (1)", "mine (1)", "long (1)"]
+    assert labels == ["PSDRL (2; 2 at 3k)", "random play (1)", "mine (1)", "long (1)"]
     assert list(lines) == labels
     assert {name: x[-1] for name, (x, _) in lines.items()} == {
-        "PSDRL (2)": 2,
+        "PSDRL (2; 2 at 3k)": 2,
         "random play (1)": 1,  # across the whole panel
         "mine (1)": 2,
         "long (1)": 6.001,
     }
-    assert lines["PSDRL (2)"][1][-1] == pytest.approx(1.5)
+    assert lines["PSDRL (2; 2 at 3k)"][1][-1] == pytest.approx(1.5)
     figures.plt.close("all")
 
 
