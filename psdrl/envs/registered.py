@@ -41,7 +41,7 @@ def find(name: str) -> Entry:
         try:
             importlib.import_module(module)
         except ImportError as error:
-            raise UserError(f"Environment {name!r} cannot be made: {_first_line(error)}") from error
+            raise UserError(f"Environment {name!r} cannot be made: {_first_line(error).rstrip('.')}.") from error
     return gymnasium.registry.get(bare, bare)
 
 
@@ -54,7 +54,7 @@ def make_registered(name: str, mode: str | None, entry: Entry | None = None) -> 
     except gymnasium.error.UnregisteredEnv:
         raise UserError(f"Unknown environment {name!r}{_hint(name)}") from None
     except (gymnasium.error.Error, ImportError) as error:  # malformed, outdated, or a package is missing
-        raise UserError(f"Environment {name!r} cannot be made: {_first_line(error)}") from None
+        raise UserError(f"Environment {name!r} cannot be made: {_first_line(error).rstrip('.')}.") from None
     except Exception as error:  # of a user's own constructor
         if mode and "render_mode" in str(error):
             raise UserError(f"{name} cannot be rendered: its constructor takes no render_mode.") from None

@@ -157,8 +157,8 @@ def _check_picture(agent: Agent) -> None:
     refusal = f"{name} draws no pictures (render_mode rgb_array): leave out --video."
     try:
         env = make_env(agent.config, num_envs=1, render=True)
-    except (TypeError, gymnasium.error.Error):  # its constructor does not know render_mode
-        raise UserError(refusal) from None
+    except UserError as error:
+        raise UserError(f"{str(error).rstrip('.')}: leave out --video.") from None
     try:
         env.reset()
         env.render()

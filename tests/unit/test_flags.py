@@ -66,7 +66,7 @@ def written(config: Config) -> list[str]:
         group, _, leaf = name.rpartition(".")
         if isinstance(value, bool):
             words.append(flag(name if value else f"{group}.no_{leaf}".lstrip(".")))
-        elif name != "released" and value and isinstance(value, tuple) and all(isinstance(part, str) for part in value):
+        elif name == "log":
             words += [f"{flag(name)}={part}" for part in value]  # given several times
         elif isinstance(value, tuple):
             words += [flag(name), *map(str, value)]
