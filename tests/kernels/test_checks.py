@@ -53,7 +53,9 @@ def replaced(monkeypatch: pytest.MonkeyPatch, operation: str, kernel: Any) -> No
 
 
 def findings(chosen: list[Call], precision: rounding.Precision) -> list[checks.Finding]:
-    return list(checks.check_calls(chosen, CPU, precision))
+    found = list(checks.check_calls(chosen, CPU, precision))
+    assert found, "nothing was checked"
+    return found
 
 
 def of(operation: str, chosen: list[Call]) -> list[Call]:

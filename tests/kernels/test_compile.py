@@ -15,7 +15,7 @@ from tests.recorder import with_graphs
 
 
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="Inductor needs a C++ compiler")
-@pytest.mark.parametrize("kind", ["vector", "grid"])
+@pytest.mark.parametrize("kind", ["vector", pytest.param("grid", marks=pytest.mark.slow)])
 def test_compiled_updates_agree(kind):
     sizes: dict[str, Any] = {"kind": kind, "actions": 3, "replay": {"batch": 4, "length": 8}, "chunk_rows": 1000}
     sizes["forward"] = {"skip": True}  # it adds to what is compiled and leaves nothing out

@@ -78,6 +78,7 @@ def test_kernels_that_do_nothing_must_fail_their_checks() -> None:
     assert judge(seeing) == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (VENV / "bin" / "python").exists(), reason=f"no CUDA build: {VENV} is made by make cuda-check")
 def test_the_cuda_build_runs_on_hollow_devices() -> None:
     command = ["make", "cuda-check", f"CUDA_VENV={VENV}", "CUDA_ARGS=--short"]
