@@ -7,6 +7,8 @@
 
 #include <algorithm>
 
+#include "isa.h"
+
 namespace {
 
 // k features, o outputs, g groups of outputs with equal variances, S samples, n rows. Matrices of the posterior are
@@ -66,7 +68,13 @@ TORCH_LIBRARY_IMPL(psdrl, Autograd, m) {
 
 }  // namespace
 
+static PyObject* instruction_set(PyObject*, PyObject*) { return PyUnicode_FromString(psdrl::isa_name()); }
+
 extern "C" PyMODINIT_FUNC PyInit__C(void) {
-  static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, nullptr};
+  static PyMethodDef methods[] = {
+      {"instruction_set", instruction_set, METH_NOARGS, "Of the CPU kernels: avx512, avx2 or portable."},
+      {nullptr, nullptr, 0, nullptr},
+  };
+  static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, methods};
   return PyModule_Create(&module);
 }

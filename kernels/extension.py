@@ -16,3 +16,8 @@ def missing() -> str | None:
     except (ImportError, OSError) as error:  # built for another torch or another machine
         return f"the C++ extension psdrl._C does not load ({error}; {HOW})"
     return None
+
+
+def instruction_set() -> str:
+    """That of the CPU kernels: avx512, avx2 or portable; none without the extension. PSDRL_CPU asks for one."""
+    return importlib.import_module("psdrl._C").instruction_set() if missing() is None else "none"

@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from psdrl.kernels import dispatch
 from psdrl.kernels.greedy import best_return, greedy_action, one_step_returns
 from psdrl.kernels.gru_actions import gru_actions
 from psdrl.kernels.linear_tanh import linear, linear_tanh
-from psdrl.kernels.linear_tanh.aten import few_rows
-from psdrl.kernels.tanh_dot import tanh_dot
+from psdrl.kernels.tanh_dot import tanh_net as tanh_net_of
 
 if TYPE_CHECKING:
     from psdrl.agents.psdrl.models import ForwardModel, SampledModel, Smallest, TanhNet
@@ -110,13 +108,7 @@ def fold(forward_model: "ForwardModel", sample: "SampledModel") -> Folded:
 def tanh_net(net: "TanhNet", x: Tensor) -> Tensor:
     """The network on rows (n, inputs) -> (n,), without autograd."""
     layers = net.linear_layers()
-    if few_rows(x) and dispatch.unconstrained("tanh_dot") and not torch.is_autocast_enabled("cpu"):  # acting
-        weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
-        return torch.ops.psdrl.tanh_net_rows(x, weights, biases).squeeze(1)
-    *hidden, before, last = layers
-    for layer in hidden:
-        x = linear_tanh(x, layer.weight, layer.bias)
-    return tanh_dot(x, before.weight, before.bias, last.weight, last.bias)
+    return tanh_net_of(x, [layer.weight for layer in layers], [layer.bias for layer in layers])
 
 
 class Predictions(NamedTuple):
