@@ -21,8 +21,8 @@ from bench import published
 from bench.workload import make_agent, shortened
 from psdrl.agents.psdrl import learning, oracle, planning, statistics
 from psdrl.agents.psdrl.agent import PsdrlAgent
-from psdrl.cost.devices import gemm_peak, measure_here
-from psdrl.cost.sizes import Sizes
+from psdrl.cost.devices import best, measure_here
+from psdrl.kernels.linear_tanh.aten import linear
 
 Unit = Literal["autoencoder_step", "forward_step", "posterior", "value_step", "act"]
 UNITS: tuple[Unit, ...] = ("autoencoder_step", "forward_step", "posterior", "value_step", "act")
@@ -99,16 +99,21 @@ def _latents(agent: PsdrlAgent, path: str) -> Any:
 
 def gflop(name: Unit, agent: PsdrlAgent, transitions: int) -> float:
     """Arithmetic of one unit on the fast path, in GFLOP."""
-    s, r = Sizes.of(agent.config, agent.spec), agent.config.replay
-    k, outputs = s.forward_model.features, s.forward_model.outputs
-    per_action = s.forward_model.action + s.termination + s.value
+    w, r = agent.workload(agent.config, agent.spec), agent.config.replay
+    k, act = w.features, 2e-9 * (w.ahead + agent.spec.num_actions * (w.termination + w.value))
     return {
-        "autoencoder_step": 6e-9 * r.length * s.autoencoder,
-        "forward_step": 6e-9 * r.batch * (s.forward + s.termination),
-        "posterior": 2e-9 * transitions * (s.encoder + s.forward - k * outputs + k * (k / 2 + outputs)),
-        "value_step": 2e-9 * r.batch * (s.state + s.actions * per_action + 3 * s.value),
-        "act": 2e-9 * (s.encoder + s.state + s.actions * per_action),
+        "autoencoder_step": 6e-9 * r.length * w.autoencoder.macs,
+        "forward_step": 6e-9 * r.batch * (w.forward + w.termination),
+        "posterior": 2e-9 * transitions * (w.encoder.macs + w.gru + w.feature_network + k * (k / 2 + w.outputs)),
+        "value_step": r.batch * (act + 6e-9 * w.value),
+        "act": 2e-9 * w.encoder.macs + act,
     }[name]
+
+
+def gemm_peak(width: int, rows: int) -> float:
+    """Floating-point operations per second of rows x width x width products in float32 by this CPU's faster library."""
+    x, w = torch.randn(rows, width), torch.randn(width, width)
+    return 2 * rows * width * width / min(best(lambda: x @ w.T), best(lambda: linear(x, w)))
 
 
 def measure(options: Options) -> dict:
@@ -126,7 +131,7 @@ def measure(options: Options) -> dict:
     if "published" in agents:
         published.as_published(agents["published"])
     some = next(iter(agents.values()))
-    device = measure_here(some.config, some.spec)
+    device = measure_here(some.workload(some.config, some.spec).trials())
     peak = gemm_peak(some.config.forward.units, min(some.config.replay.batch * 4 * options.actions, 4096))
     units = {}
     for name in [options.only] if options.only else UNITS:

@@ -6,7 +6,6 @@ import pytest
 
 from bench.workload import make_agent
 from psdrl.cost.forecast import device_for
-from psdrl.cost.work import update_work
 
 TRANSITIONS = 5000
 
@@ -15,16 +14,15 @@ TRANSITIONS = 5000
 def test_forecast(benchmark, preset):
     agent = make_agent(preset, 6, TRANSITIONS)
     agent.update()
-    device = device_for("here", agent.config, agent.spec)
+    work = agent.workload(agent.config, agent.spec)
+    device = device_for("here", work)
     metrics = benchmark.pedantic(agent.update, rounds=1)
     benchmark.group = "forecast"
     times = {name.removeprefix("time/"): seconds for name, seconds in metrics.items() if name.startswith("time/")}
     start = time.perf_counter()
     agent.update()
     measured = time.perf_counter() - start
-    predicted = {
-        name: work.seconds(device) for name, work in update_work(agent.config, agent.spec, TRANSITIONS).items()
-    }
+    predicted = {name: phase.seconds(device) for name, phase in work.update(TRANSITIONS).items()}
     for name, seconds in predicted.items():
         print(f"\n{name}: predicted {seconds:.3f} s, measured {times[name]:.3f} s", end="")
     total = sum(predicted.values())

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from psdrl.errors import UserError
-from psdrl.kernels import triton_support, tune
+from psdrl.kernels import folders, triton_support, tune
 
 A, Z, H, U = 6, 1536, 756, 2292
 PLANNING, ACTING = 3000, 6
@@ -74,77 +74,46 @@ class Report(NamedTuple):
         return self.shared <= LIMITS[self.arch].block_shared and not (self.case.default and self.spilled)
 
 
+class Launch(NamedTuple):
+    """A kernel with its arguments, as the `aot` of an operation's folder gives it: `tiled` ones once per tile of a
+    product, whose block sizes are added; `fixed` ones with their own."""
+
+    name: str
+    function: Any
+    arguments: dict[str, Any]
+    tile: tuple[int, ...]
+    warps: int
+
+
+def launch(name: str, function: Any, tile: tuple[int, ...] = (), warps: int = 4, **arguments: Any) -> Launch:
+    """A launch with these arguments."""
+    return Launch(name, function, arguments, tile, warps)
+
+
 def cases(arch: int, defaults_only: bool = False) -> Iterator[Case]:
     """Every kernel, precision, number of rows and tile for an architecture."""
+    own = list(folders("aot"))
     for precision in tune.PRECISIONS:
         for rows in (PLANNING, ACTING):
             for index, tile in enumerate(tune.tiles(arch, precision, rows)):
                 if index == 0 or not defaults_only:
-                    yield from _gemms(precision, rows, tile, index == 0)
+                    for folder in own:
+                        yield from _tiled(folder, precision, rows, tile, index == 0)
     for dtype in ("fp32", "bf16"):
-        yield from _others(f"*{dtype}")
+        for folder in own:
+            for launch in folder.fixed(f"*{dtype}") if hasattr(folder, "fixed") else ():
+                options = {"num_warps": launch.warps}
+                yield Case(launch.name, dtype, PLANNING, launch.tile, True, launch.function, launch.arguments, options)
 
 
-def _gemms(precision: str, rows: int, tile: tune.Tile, default: bool) -> Iterator[Case]:
-    from psdrl.kernels.linear_tanh import triton_kernel as linear_tanh
-    from psdrl.kernels.tanh_dot import triton_kernel as tanh_dot
-
-    dtype = "*bf16" if precision == "bf16" else "*fp32"
+def _tiled(folder: Any, precision: str, rows: int, tile: tune.Tile, default: bool) -> Iterator[Case]:
     options = tile.options()
-    launch = {name: options.pop(name) for name in ("num_warps", "num_stages")}
+    how = {name: options.pop(name) for name in ("num_warps", "num_stages")}
     product = options | {"PRECISION": "ieee" if precision == "ieee" else "tf32"}
-
-    def case(name: str, function: Any, **arguments: Any) -> Case:
-        return Case(name, precision, rows, tuple(tile), default, function, arguments | product, launch)
-
-    def linear(name: str, units: int, inner: int, terms: tuple[Any, Any, Any], tanh: bool) -> Case:
-        bias, state, columns = terms
-        return case(
-            name, linear_tanh.kernel, x_ptr=dtype, w_ptr=dtype, b_ptr=bias, s_ptr=state, c_ptr=columns, y_ptr=dtype,
-            R=rows, U=units, K=inner, A=A, stride_x=inner, stride_w=inner, stride_s=3 * H + U if state else 0,
-            stride_c=U if columns else 0, stride_y=units, UNIT=tune.common_unit(inner),
-            OUT_UNIT=tune.common_unit(units), TANH=tanh,
-        )  # fmt: skip
-
-    yield linear("first layer", U, H, (None, dtype, dtype), True)
-    yield linear("hidden layer", U, U, (dtype, None, None), True)
-    yield linear("output layer", Z + 1, U, (dtype, None, None), False)
-    yield case(
-        "tanh_dot", tanh_dot.kernel, x_ptr=dtype, w_ptr=dtype, b_ptr=dtype, v_ptr=dtype, partial_ptr="*fp32", R=rows,
-        U=U, K=U, stride_x=U, stride_w=U, UNIT=tune.common_unit(U),
-    )  # fmt: skip
-
-
-def _others(dtype: str) -> Iterator[Case]:
-    from psdrl.kernels.greedy import triton_kernel as greedy
-    from psdrl.kernels.gru_actions import triton_kernel as gru
-    from psdrl.kernels.tanh_dot import triton_kernel as tanh_dot
-
-    states = PLANNING // A
-
-    def case(name: str, function: Any, warps: int, tile: tuple[int, ...], **arguments: Any) -> Case:
-        return Case(name, dtype[1:], PLANNING, tile, True, function, arguments, {"num_warps": warps})
-
-    yield case(
-        "gru_actions", gru.kernel, gru.WARPS, (gru.BLOCK_N, gru.BLOCK_H), i_ptr=dtype, h_ptr=dtype, c_ptr=dtype,
-        hidden_ptr=dtype, y_ptr=dtype, N=states, A=A, H=H, stride_i=3 * H + U, stride_h=3 * H, stride_c=3 * H,
-        stride_hidden=H, UNIT=tune.common_unit(H, 3 * H + U), BLOCK_N=gru.BLOCK_N, BLOCK_H=gru.BLOCK_H,
-    )  # fmt: skip
-    yield case(
-        "sum of partials", tanh_dot.sum_kernel, 4, (tanh_dot.BLOCK_SUM,), partial_ptr="*fp32", c_ptr=dtype,
-        y_ptr=dtype, R=PLANNING, TILES=36, BLOCK_SUM=tanh_dot.BLOCK_SUM,
-    )  # fmt: skip
-    outputs = {"returns": "returns_ptr", "best_return": "best_ptr", "greedy_action": "action_ptr"}
-    for name, output in outputs.items():
-        lots = name == "greedy_action"
-        results = dict.fromkeys(outputs.values()) | {output: "*i64" if lots else dtype}
-        yield case(
-            name, greedy.kernel, 4, (greedy.BLOCK_N, 8), r_ptr=dtype, omega_ptr=dtype, v_ptr=dtype,
-            lots_ptr="*fp32" if lots else None, **results, N=states, A=A,
-            stride_r=A * (Z + 1), step_r=Z + 1, stride_omega=A, step_omega=1, stride_v=A, step_v=1,
-            stride_lots=A if lots else 0, step_lots=1 if lots else 0, discount=0.99, threshold=0.5,
-            BLOCK_N=greedy.BLOCK_N, BLOCK_A=8,
-        )  # fmt: skip
+    dtype = "*bf16" if precision == "bf16" else "*fp32"
+    for launch in folder.tiled(dtype, rows) if hasattr(folder, "tiled") else ():
+        arguments = launch.arguments | product
+        yield Case(launch.name, precision, rows, tuple(tile), default, launch.function, arguments, how)
 
 
 def source(case: Case) -> Any:

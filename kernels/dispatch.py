@@ -16,11 +16,10 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor
 
-from psdrl.kernels import triton_support
+from psdrl.kernels import folders, triton_support
 
 Backend = Literal["triton", "aten", "reference"]
 BACKENDS: tuple[Backend, ...] = ("triton", "aten", "reference")  # in order of preference
-MODULES = ("gru_actions", "linear_tanh", "tanh_dot", "greedy")
 
 log = logging.getLogger("psdrl.kernels")
 library = torch.library.Library("psdrl", "FRAGMENT")  # the C++ extension defines further operations of psdrl
@@ -63,8 +62,7 @@ def disable(operation: str, device: torch.device, reason: str) -> None:
 
 def explain(device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> dict[str, Choice]:
     """For each operation, which backend serves on a device and why others were refused."""
-    for module in MODULES:
-        importlib.import_module(f"psdrl.kernels.{module}")
+    tuple(folders())  # imports them
     return {name: choose(torch.device(device), dtype, name) for name in operations}
 
 
@@ -81,8 +79,8 @@ def unconstrained(operation: str) -> bool:
 class Operation:
     """One operation and its backends."""
 
-    def __init__(self, name: str, module: str, aten: Callable[..., Any], product: bool) -> None:
-        self.name, self.module, self.aten, self.product = name, module, aten, product
+    def __init__(self, name: str, module: str, aten: Callable[..., Any], rows: tuple[int, ...], product: bool) -> None:
+        self.name, self.module, self.aten, self.rows, self.product = name, module, aten, rows, product
         self.call: Callable[..., Any] = aten  # the public function, set by `operation`
         self.direct = False  # calls on the CPU skip `serve`; not before the first one has been logged
         self.announced: set[str] = set()
@@ -130,15 +128,18 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
-def operation(schema: str, module: str, aten: F, fake: Callable[..., Any], product: bool = False) -> F:
+def operation(
+    schema: str, module: str, aten: F, fake: Callable[..., Any], rows: tuple[int, ...], product: bool = False
+) -> F:
     """Register an operation of the package `module` and give the function to call.
 
     schema: as in torch.library, `name(Tensor x, ...) -> ...`; the first argument decides device and dtype.
     fake: the result's shapes and dtypes from the arguments'.
+    rows: places of the arguments that have rows per state; the others are weights, columns and numbers.
     product: a matrix product, which runs in torch.autocast's dtype where that is on; others run in float32 there.
     """
     name = schema.partition("(")[0]
-    entry = operations[name] = Operation(name, module, aten, product)
+    entry = operations[name] = Operation(name, module, aten, rows, product)
     library.define(schema, tags=torch.Tag.pt2_compliant_tag)
     library.impl(name, aten, "CPU")
     library.impl(name, entry.serve_cuda, "CUDA")
@@ -149,11 +150,12 @@ def operation(schema: str, module: str, aten: F, fake: Callable[..., Any], produ
         if _recorder is not None:
             _recorder(name, (x, *args))
             return fake(x, *args, **kwargs)
-        if torch.is_autocast_enabled(x.device.type):
-            dtype = torch.get_autocast_dtype(x.device.type) if product else torch.float32
+        kind = x.device.type
+        if kind != "meta" and torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind) if product else torch.float32
             x, args = _cast(x, dtype), tuple(_cast(value, dtype) for value in args)
             kwargs = {name: _cast(value, dtype) for name, value in kwargs.items()}
-        if entry.direct and x.is_cpu:
+        if entry.direct and kind == "cpu":
             if product and torch.compiler.is_compiling():  # which library forms it is known when it runs
                 return getattr(torch.ops.psdrl, name)(x, *args, **kwargs)
             return entry.aten(x, *args, **kwargs)

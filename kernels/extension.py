@@ -3,6 +3,8 @@
 import importlib
 from functools import cache
 
+import torch
+
 HOW = "build it with: pip install --no-build-isolation --no-deps -e ."
 
 
@@ -21,3 +23,9 @@ def missing() -> str | None:
 def instruction_set() -> str:
     """That of the CPU kernels: avx512, avx2 or portable; none without the extension. PSDRL_CPU asks for one."""
     return importlib.import_module("psdrl._C").instruction_set() if missing() is None else "none"
+
+
+def operations() -> set[str]:
+    """Names of what is defined in torch.ops.psdrl, by this extension and by `dispatch`."""
+    names = (schema.name.split("::") for schema in torch._C._jit_get_all_schemas())
+    return {name for library, name in names if library == "psdrl"} if missing() is None else set()

@@ -1,20 +1,28 @@
 """Command lines: `psdrl train ...`, `psdrl evaluate ...`, and the same as `python -m psdrl.train`."""
 
+import difflib
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NoReturn
 
-import tyro
-from rich.console import Console
 from rich.markup import escape
 
-from psdrl import doctor
+from psdrl import catalogue, doctor
 from psdrl.agents import registry
+from psdrl.config import Config
+from psdrl.console import PatientConsole
 from psdrl.cost import forecast as cost
 from psdrl.errors import UserError
-from psdrl.run import evaluation as evaluate
+from psdrl.flags.help import print_all, print_common
+from psdrl.flags.parse import command, parse, parse_known
+from psdrl.run import evaluate
 from psdrl.run import train as training
+from psdrl.run.checkpoint import read_config
+from psdrl.version import __version__
+
+TRAIN = "psdrl train"
 
 
 @dataclass(frozen=True)
@@ -26,82 +34,186 @@ class _Selection:
     preset: str = "auto"
     algo: str = "psdrl"
     device: str = "auto"
+    logdir: Path | None = None
+    resume: str = "auto"
+
+    @property
+    def choice(self) -> dict[str, Any]:
+        """What a preset depends on."""
+        return {name: getattr(self, name) for name in registry.SELECTION}
 
 
 def parse_train(arguments: list[str]) -> tuple[Any, str]:
     """Configuration from flags, in the agent's own class, and why its preset was chosen."""
-    known = [a for a in arguments if a not in ("-h", "--help")]
-    selection, _ = tyro.cli(_Selection, args=known, return_unknown_args=True, add_help=False, prog="psdrl.train")
-    start, why = registry.preset(vars(selection))
-    return tyro.cli(type(start), args=arguments, default=start, prog="psdrl.train"), why
+    start, why = _start(arguments)
+    config = parse(type(start), arguments, TRAIN, start)[0]
+    return (config if config.preset != "auto" else replace(config, preset=start.preset)), why
+
+
+def _start(arguments: list[str]) -> tuple[Any, str]:
+    """What the flags change: the preset of the environment, or a run that is named by its directory alone."""
+    selection, _ = parse_known(_Selection, arguments, TRAIN)
+    stored = _stored(selection)
+    kind = type(stored) if stored else registry.entry(selection.algo).settings
+    _, words = parse(kind, arguments, TRAIN)
+    if words:
+        selection = replace(selection, **_environment(words, selection))
+    elif stored:
+        return replace(stored, logdir=selection.logdir, resume="auto", profile=None), "as this run began"
+    start, why = registry.preset(selection.choice)
+    return replace(start, game=selection.game, env=selection.env), why
+
+
+def _stored(selection: _Selection) -> Config | None:
+    """The settings of a run that is named by its directory alone."""
+    if selection.game or selection.env or selection.logdir is None:
+        return None
+    if (selection.logdir / "config.json").exists() or selection.resume == "must":
+        return read_config(selection.logdir)
+    return None
+
+
+def _environment(words: list[str], selection: _Selection) -> dict[str, Any]:
+    """The environment that is named without a flag."""
+    if len(words) > 1:
+        raise UserError(f"Name one environment: {' and '.join(words[:2])} are two.")
+    if selection.game is not None or selection.env is not None:
+        other = f"--game {selection.game}" if selection.game is not None else f"--env {selection.env}"
+        raise UserError(f"Name one environment: {words[0]} and {other} are two.")
+    return catalogue.environment(words[0])
 
 
 def train(arguments: list[str]) -> int:
     """`psdrl train`."""
+    if helped(arguments):
+        return 0
     return training.run(*parse_train(arguments), arguments)
+
+
+def helped(arguments: list[str]) -> bool:
+    """Whether help was asked for and shown: flags with the values that they start from; without an environment, those
+    of the agent's settings."""
+    asked = {word for word in arguments if word in ("-h", "--help", "--help-all")}
+    if not asked:
+        return False
+    arguments = [word for word in arguments if word not in asked]
+    selection, _ = parse_known(_Selection, arguments, TRAIN)
+    kind = registry.entry(selection.algo).settings
+    chosen = selection.game or selection.env or selection.logdir or selection.preset != "auto"
+    named = chosen or parse(kind, arguments, TRAIN)[1]
+    shown = _start(arguments)[0] if named else kind(algo=selection.algo)
+    if "--help-all" in asked:
+        print_all(shown, TRAIN)
+    else:
+        print_common(shown, TRAIN, PatientConsole())
+    return True
 
 
 def play(arguments: list[str]) -> int:
     """`psdrl evaluate`."""
-    evaluate.run(tyro.cli(evaluate.Evaluation, args=arguments, prog="psdrl.evaluate"))
+    evaluate.run(command(evaluate.Evaluation, arguments, "psdrl evaluate"))
+    return 0
+
+
+def presets(arguments: list[str]) -> int:
+    """`psdrl presets`."""
+    catalogue.show_presets(command(catalogue.Presets, arguments, "psdrl presets"), PatientConsole())
+    return 0
+
+
+def envs(arguments: list[str]) -> int:
+    """`psdrl envs`."""
+    catalogue.show_envs(command(catalogue.Envs, arguments, "psdrl envs"), PatientConsole())
     return 0
 
 
 def predict(arguments: list[str]) -> int:
     """`psdrl cost`."""
-    cost.run(tyro.cli(cost.Question, args=arguments, prog="psdrl.cost"))
+    cost.run(command(cost.Question, arguments, "psdrl cost"))
     return 0
 
 
 def examine(arguments: list[str]) -> int:
     """`psdrl doctor`."""
-    return doctor.run(tyro.cli(doctor.Doctor, args=arguments, prog="psdrl.doctor"))
+    return doctor.run(command(doctor.Doctor, arguments, "psdrl doctor"))
 
 
 COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
-    "train": (train, "train an agent"),
-    "evaluate": (play, "play a trained agent"),
+    "train": (train, "train an agent: psdrl train Pong, psdrl train deepsea-10"),
+    "evaluate": (play, "play trained agents: psdrl evaluate RUN --video out.mp4"),
+    "presets": (presets, "what each preset changes of the paper's settings"),
+    "envs": (envs, "environments that can be trained on"),
     "cost": (predict, "predict hours and memory of a run"),
     "doctor": (examine, "check kernels, modes and speed on this machine"),
 }
 
 
-def _exit(command: Callable[[list[str]], int], arguments: list[str]) -> NoReturn:
-    """Run a command; a user's error is one sentence on stderr and exit code 2."""
+def exit_with(run: Callable[[list[str]], int], arguments: list[str]) -> NoReturn:
+    """Run a command; a user's error is one sentence on stderr and exit code 2, a reader who has gone is no error."""
     try:
-        sys.exit(command(arguments))
+        try:
+            code = run(arguments)
+        finally:
+            sys.stdout.flush()
     except UserError as error:
-        Console(stderr=True).print(
+        PatientConsole(stderr=True).print(
             f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True, markup=True
         )
-        sys.exit(2)
+        code = 2
+    except KeyboardInterrupt:
+        PatientConsole(stderr=True).print("Stopped.")
+        code = 130
+    except BrokenPipeError:
+        PatientConsole().on_broken_pipe()
+        code = 0
+    sys.exit(code)
 
 
 def main() -> NoReturn:
     """The `psdrl` console script."""
     name, *arguments = sys.argv[1:] or [""]
     if name in COMMANDS:
-        _exit(COMMANDS[name][0], arguments)
+        exit_with(COMMANDS[name][0], arguments)
+    if name in ("--version", "-V"):
+        PatientConsole().print(f"psdrl {__version__}", highlight=False)
+        sys.exit(0)
+    if name not in ("", "-h", "--help"):
+        exit_with(_unknown, [name])
     lines = [f"  psdrl {name:10} {text}" for name, (_, text) in COMMANDS.items()]
-    print("usage: psdrl COMMAND [flags], with --help for its flags\n" + "\n".join(lines))
-    sys.exit(0 if name in ("-h", "--help") else 2)
+    usage = "usage: psdrl COMMAND, with --help for its flags; psdrl --version\n" + "\n".join(lines)
+    PatientConsole().print(usage, highlight=False, soft_wrap=True)
+    sys.exit(0 if name else 2)
+
+
+def _unknown(words: list[str]) -> int:
+    """A first word that is no command: perhaps an environment, or a flag of training."""
+    name, usual = words[0], ", ".join(f"psdrl {command}" for command in COMMANDS)
+    if name.startswith("-"):
+        raise UserError(f"Name a command before {name}, one of {usual}.")
+    try:
+        catalogue.environment(name)
+    except UserError:
+        close = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.7)
+        hint = f"; did you mean psdrl {close[0]}?" if close else f": use one of {usual}."
+        raise UserError(f"Unknown command {name!r}{hint}") from None
+    raise UserError(f"{name} is no command; did you mean psdrl train {name}?")
 
 
 def main_train() -> Any:
     """`python -m psdrl.train`."""
-    _exit(train, sys.argv[1:])
+    exit_with(train, sys.argv[1:])
 
 
 def main_evaluate() -> Any:
     """`python -m psdrl.evaluate`."""
-    _exit(play, sys.argv[1:])
+    exit_with(play, sys.argv[1:])
 
 
 def main_cost() -> Any:
     """`python -m psdrl.cost`."""
-    _exit(predict, sys.argv[1:])
+    exit_with(predict, sys.argv[1:])
 
 
 def main_doctor() -> Any:
     """`python -m psdrl.doctor`."""
-    _exit(examine, sys.argv[1:])
+    exit_with(examine, sys.argv[1:])

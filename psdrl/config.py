@@ -5,11 +5,15 @@ that the paper leaves out, [ours] a choice of this implementation."""
 
 import dataclasses
 import json
+import re
+import types
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from psdrl.errors import UserError
+from psdrl.errors import UserError, nearest
+
+T = TypeVar("T")
 
 Precision = Literal["fp32", "tf32", "bf16"]
 
@@ -97,6 +101,11 @@ class Config:
         return self.game or self.env or ""
 
     @property
+    def default_logdir(self) -> Path:
+        """runs/ENV-ALGO-SEED, in characters that every file system and shell takes."""
+        return Path("runs") / re.sub(r"[^\w.+-]+", "-", f"{self.env_name}-{self.algo}-{self.seed}")
+
+    @property
     def profiled(self) -> range:
         """The updates of --profile, counted from 0."""
         if self.profile is None:
@@ -110,7 +119,9 @@ class Config:
         """Refuse what cannot work, with one sentence that says what to do. Agents check their own settings too."""
         _ = self.profiled
         if bool(self.game) == bool(self.env):
-            raise UserError("Name one environment: --game GAME for Atari or --env ID for anything else.")
+            raise UserError(
+                "Name one environment, such as psdrl train Pong: --game GAME for Atari or --env ID for anything else."
+            )
         if self.atari.noop_max < 1:
             raise UserError("--atari.noop-max must be at least 1: EnvPool crashes on 0 (use 1 for the shortest start).")
         at_least(self, MINIMA)
@@ -156,6 +167,60 @@ def lookup(config: Any, dotted: str) -> Any:
 def flag(dotted: str) -> str:
     """The flag of a setting."""
     return "--" + dotted.replace("_", "-")
+
+
+def merge(settings: T, values: dict[str, Any], prefix: str = "") -> T:
+    """The settings with these values in their places, {"value": {"units": 64}} for a nested one; unknown names and
+    wrong types are refused."""
+    hints = get_type_hints(type(settings))
+    names = [f.name for f in dataclasses.fields(settings)]  # type: ignore[arg-type]
+    changed: dict[str, Any] = {}
+    for name, value in values.items():
+        if name not in names:
+            raise UserError(f"Unknown setting {prefix + name!r}{nearest(name, names) or f': use {_listed(names)}.'}")
+        nested = dataclasses.is_dataclass(hints[name])
+        if nested and isinstance(value, dict):
+            changed[name] = merge(getattr(settings, name), value, f"{prefix}{name}.")
+        else:
+            changed[name] = _of_type(value, hints[name], prefix + name)
+    return dataclasses.replace(settings, **changed)  # type: ignore[type-var]
+
+
+def _listed(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def _of_type(value: Any, kind: Any, name: str) -> Any:
+    """The value as this type, 1e6 as a whole number and a list as a tuple; refuses anything else."""
+    origin, parts = get_origin(kind), get_args(kind)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in parts:
+            return None
+        return _of_type(value, next(part for part in parts if part is not type(None)), name)
+    if origin is Literal and isinstance(value, str) and value in parts:
+        return value
+    if origin is tuple and isinstance(value, tuple | list):
+        return tuple(_of_type(part, parts[0], name) for part in value)
+    if kind is int and number and value == value // 1:
+        return int(value)
+    if kind is float and number:
+        return float(value)
+    if kind is Path and isinstance(value, str | Path):
+        return Path(value)
+    if (kind in (bool, str) or dataclasses.is_dataclass(kind)) and isinstance(value, kind):
+        return value
+    raise UserError(f"{name} is {value!r} but must be {_in_words(kind)}.")
+
+
+def _in_words(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return _listed([repr(choice) for choice in get_args(kind)])
+    if get_origin(kind) is tuple:
+        return "whole numbers such as (4, 8)" if get_args(kind)[0] is int else "a tuple of strings"
+    if dataclasses.is_dataclass(kind):
+        return f"a dict of its settings: {_listed([f.name for f in dataclasses.fields(kind)])}"
+    return {int: "a whole number", float: "a number", bool: "True or False", Path: "a path"}.get(kind, "a string")
 
 
 def at_least(config: Config, minima: dict[str, int]) -> None:

@@ -16,8 +16,7 @@ from psdrl.agents.psdrl.lookahead import Lookahead, factored
 from psdrl.agents.psdrl.models import ForwardModel, Models, Smallest, TanhNet
 from psdrl.agents.psdrl.settings import PsdrlConfig
 from psdrl.agents.psdrl.synthetic import add_episode, agent_of
-from psdrl.cost.sizes import Sizes, grid_bytes
-from psdrl.cost.work import foreseen_bytes
+from psdrl.agents.psdrl.work import PsdrlWorkload
 from psdrl.envs.vector import EnvSpec, Step, VectorEnv
 from psdrl.replay.episodes import Replay
 from psdrl.run.log import Log
@@ -231,12 +230,12 @@ def fast_lookahead(forward_model, sample, termination, value, latents, hidden, d
 def largest_tensor(config: PsdrlConfig, spec: EnvSpec) -> float:
     """Bytes of the largest tensor an update may make, float32: a chunk at its widest (posterior chunks are float64),
     a batch of B * L states, the tables of latent states and of predictions, or the Gram matrix."""
-    s, r = Sizes.of(config, spec), config.replay
-    k = s.forward_model.features
-    chunk = 4 * config.chunk_rows * max(3 * s.hidden + k, 2 * (s.latent + 1), 2 * k)
-    batch = 4 * r.batch * (r.length + 1) * max(s.latent + max(s.hidden, s.actions), 3 * s.hidden)
-    tables = max(4 * r.capacity * 9 / 8 * s.latent, foreseen_bytes(config, s))
-    return max(chunk, grid_bytes(config, s), batch, tables, 8 * k * max(k, s.latent + 1))
+    w, r = PsdrlWorkload(config, spec), config.replay
+    k = w.features
+    chunk = 4 * config.chunk_rows * max(3 * w.hidden + k, 2 * (w.latent + 1), 2 * k)
+    batch = 4 * r.batch * (r.length + 1) * max(w.latent + max(w.hidden, spec.num_actions), 3 * w.hidden)
+    tables = max(4 * r.capacity * 9 / 8 * w.latent, w.foreseen_bytes)
+    return max(chunk, w.grid_bytes, batch, tables, 8 * k * max(k, w.latent + 1))
 
 
 class Allocations(TorchDispatchMode):

@@ -14,16 +14,6 @@ from torch import Tensor
 
 from psdrl.kernels import dispatch
 
-# Arguments that have rows per state; the others are weights and columns.
-ROWS = {
-    "linear": (0,),
-    "linear_tanh": (0, 3),
-    "tanh_dot": (0,),
-    "gru_actions": (0, 1, 3),
-    "one_step_returns": (0, 1, 2),
-    "best_return": (0, 1, 2),
-    "greedy_action": (0, 1, 2, 5),
-}
 LEAST_NUMBERS = 24  # distinct rows: the error of a few numbers is chance
 LEAST_STATES = 5
 MOST_WORK = 8_000_000  # multiply-adds of one call
@@ -69,6 +59,11 @@ class Call:
         return cls(operation, tuple(given))
 
     @property
+    def entry(self) -> dispatch.Operation:
+        """The operation as it is registered."""
+        return dispatch.operations[self.operation]
+
+    @property
     def first(self) -> Argument:
         """The argument that decides device and dtype."""
         assert isinstance(self.arguments[0], Argument)
@@ -93,7 +88,7 @@ class Call:
         """The same call for another number of states."""
 
         def resized(i: int, x: Value) -> Value:
-            if isinstance(x, Argument) and i in ROWS[self.operation]:
+            if isinstance(x, Argument) and i in self.entry.rows:
                 return replace(x, shape=(x.shape[0] // self.states * states, *x.shape[1:]))
             return x
 
@@ -102,7 +97,7 @@ class Call:
     def bounded(self) -> "Call":
         """The same call with no more rows than a check can afford."""
         work = self.first.shape[1]
-        if self.operation in ("linear", "linear_tanh", "tanh_dot"):
+        if self.entry.product:
             assert isinstance(self.arguments[1], Argument)
             work *= self.arguments[1].shape[0]
         most = max(LEAST_ROWS, MOST_WORK // max(1, work))
@@ -138,7 +133,7 @@ def random_inputs(call: Call) -> list[Any]:
     inputs: list[Any] = [
         torch.randn(x.shape, generator=generator) if isinstance(x, Argument) else x for x in call.arguments
     ]
-    if call.operation in ("linear", "linear_tanh", "tanh_dot"):
+    if call.entry.product:
         inputs[1] /= call.first.shape[1] ** 0.5
     if call.operation == "tanh_dot":
         inputs[3] /= inputs[3].shape[1] ** 0.5

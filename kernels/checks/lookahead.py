@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from psdrl.kernels import dispatch, tune
-from psdrl.kernels.checks.calls import ROWS, Argument, Call, random_inputs
+from psdrl.kernels.checks.calls import Argument, Call, random_inputs
 from psdrl.kernels.checks.rounding import ROUNDINGS, Emulated, Precision, casting, rms, to_bf16
 from psdrl.kernels.greedy.reference import one_step_returns
 from psdrl.kernels.tanh_dot.aten import in_one_call
@@ -59,7 +59,7 @@ def _compared(operation: str, inputs: list[Any]) -> Callable[[Tensor, Tensor], T
 
 def _truth(distinct: Call, precision: Precision) -> Truth:
     """Exact results, and the error that the mode's rounding makes of them, on the CPU."""
-    entry, states = dispatch.operations[distinct.operation], torch.arange(distinct.states)
+    entry, states = distinct.entry, torch.arange(distinct.states)
     low = precision == "bf16" and entry.product  # under autocast everything else stays in float32
     stored = torch.bfloat16 if low else torch.float32
     inputs = random_inputs(distinct)
@@ -82,7 +82,7 @@ def _truth(distinct: Call, precision: Precision) -> Truth:
 
 
 def _check(call: Call, rows: set[int], truth: Truth, device: torch.device, precision: Precision) -> Finding:
-    entry = dispatch.operations[call.operation]
+    entry = call.entry
     dtype = torch.bfloat16 if precision == "bf16" and entry.product else torch.float32
     backend = dispatch.serving(device, dtype, call.operation)
     error, problem = float("nan"), None
@@ -98,9 +98,9 @@ def _check(call: Call, rows: set[int], truth: Truth, device: torch.device, preci
 def _errors(call: Call, rows: set[int], truth: Truth, device: torch.device, precision: Precision) -> Iterator[float]:
     """The root mean square error over all distinct states, of every way in which training may run this call, which
     there has so many rows."""
-    served, count = dispatch.operations[call.operation].call, len(truth.exact)
+    served, count = call.entry.call, len(truth.exact)
     on_device = [
-        spec.laid_out(x, device) if isinstance(spec, Argument) and i not in ROWS[call.operation] else x
+        spec.laid_out(x, device) if isinstance(spec, Argument) and i not in call.entry.rows else x
         for i, (spec, x) in enumerate(zip(call.arguments, truth.inputs, strict=True))
     ]
     ways: list[tuple[Callable[..., Tensor], int | None]] = [(served, None)]
@@ -124,7 +124,7 @@ def _errors(call: Call, rows: set[int], truth: Truth, device: torch.device, prec
 def _laid_out(call: Call, inputs: list[Any], states: Tensor, device: torch.device) -> list[Any]:
     """The rows of these states, repeated as often as they are asked for, where and how training has them."""
     laid = list(inputs)
-    for i in ROWS[call.operation]:
+    for i in call.entry.rows:
         spec = call.arguments[i] if i < len(call.arguments) else None
         if isinstance(spec, Argument):
             per = spec.shape[0] // call.states

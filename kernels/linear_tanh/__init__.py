@@ -11,13 +11,19 @@ def _fake(x: Tensor, weight: Tensor, *_: Tensor | None) -> Tensor:
 
 
 linear = dispatch.operation(
-    "linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor", __name__, aten.linear, _fake, product=True
+    "linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor",
+    __name__,
+    aten.linear,
+    _fake,
+    rows=(0,),
+    product=True,
 )
 linear_tanh = dispatch.operation(
     "linear_tanh(Tensor x, Tensor weight, Tensor? bias=None, Tensor? state=None, Tensor? columns=None) -> Tensor",
     __name__,
     aten.linear_tanh,
     _fake,
+    rows=(0, 3),
     product=True,
 )
 

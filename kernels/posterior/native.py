@@ -6,10 +6,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from psdrl.kernels.extension import missing
-
-OPERATIONS = ("gram_accumulate_", "posterior_factor", "posterior_mean", "posterior_sample")
-
+from psdrl.kernels import extension
+from psdrl.kernels.posterior import reference
 
 _disabled: dict[str, str] = {}  # by kind of device: how they failed their check
 
@@ -25,13 +23,19 @@ def disable(device: torch.device, reason: str) -> None:
 
 
 @cache
+def operations() -> list[str]:
+    """What the extension defines and has an oracle here."""
+    return sorted(name for name in extension.operations() if hasattr(reference, name))
+
+
+@cache
 def _unavailable(device: str) -> str | None:
-    reason = missing()
+    reason = extension.missing()
     if reason is not None:
         return reason
     _register_fakes()
     key = {"cpu": "CPU", "cuda": "CUDA"}.get(device)
-    if key is None or not all(has_kernel(f"psdrl::{name}", key) for name in OPERATIONS):
+    if key is None or not all(has_kernel(f"psdrl::{name}", key) for name in operations()):
         return f"the C++ extension psdrl._C was built without {device} operations"
     return None
 

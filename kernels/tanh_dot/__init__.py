@@ -18,6 +18,7 @@ tanh_dot = dispatch.operation(
     __name__,
     aten.tanh_dot,
     _fake,
+    rows=(0,),
     product=True,
 )
 

@@ -2,7 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Protocol
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
@@ -10,8 +11,22 @@ from numpy.typing import NDArray
 
 from psdrl.config import Config
 from psdrl.envs.vector import EnvSpec, Step
+from psdrl.runtime.work import Workload
 
 Metrics = dict[str, float]
+
+
+@dataclass
+class Result:
+    """One line of `psdrl.doctor`'s report: what `examine(device, quick, seconds)` in the `examination` of an agent's
+    folder gives."""
+
+    kind: str
+    name: str
+    status: Literal["ok", "wrong", "skipped"]
+    detail: str
+    data: dict[str, Any] = field(default_factory=dict)
+    hint: str = ""  # what to do if it is wrong
 
 
 class Actor(Protocol):
@@ -56,6 +71,11 @@ class Agent(ABC):
         """Check what such an agent will use on this device and put fallbacks in the place of what fails, before any
         agent is made: the failures, each with its reason."""
         return {}
+
+    @classmethod
+    def workload(cls, config: Any, spec: EnvSpec) -> Workload | None:
+        """What a run does, for the forecast of its cost; None: nobody has described it."""
+        return None
 
     @abstractmethod
     def begin(self, first: int, observations: NDArray) -> None:

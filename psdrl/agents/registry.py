@@ -1,6 +1,5 @@
 """Agents by name: class, settings, presets."""
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ from psdrl.agents.psdrl import presets as psdrl_presets
 from psdrl.agents.psdrl.ablations import EpsilonGreedyConfig, FreshValueAgent, FreshValueConfig
 from psdrl.agents.psdrl.agent import PsdrlAgent
 from psdrl.agents.psdrl.settings import PsdrlConfig
-from psdrl.config import Config
+from psdrl.config import Config, merge
 from psdrl.envs.vector import EnvSpec
 from psdrl.errors import UserError, nearest
 from psdrl.runtime.device import is_gpu, resolve_device
@@ -69,20 +68,17 @@ def preset(selection: dict[str, Any]) -> tuple[Any, str]:
     config = chosen.settings(**selection)
     name, why = (config.preset, "asked for") if config.preset != "auto" else chosen.presets.choose(config)
     if name not in chosen.presets.by_name:
-        names = ", ".join(chosen.presets.by_name)
-        raise UserError(f"{config.algo} has no preset {name!r}: use one of {names}.")
+        hint = nearest(name, chosen.presets.by_name) or f": use one of {', '.join(chosen.presets.by_name)}."
+        raise UserError(f"{config.algo} has no preset {name!r}{hint}")
     return replace(chosen.presets.by_name[name](config), preset=name), why
 
 
 def configure(**settings: Any) -> Any:
     """A configuration from Python, e.g. `configure(env="deepsea-8", steps=2000, value={"units": 64})`: the agent's own
     class of settings."""
-    config, _ = preset({name: settings.pop(name) for name in SELECTION if name in settings})
-    for name, value in settings.items():
-        nested = getattr(config, name)  # an unknown name raises AttributeError
-        if dataclasses.is_dataclass(nested) and isinstance(value, dict):
-            value = replace(nested, **value)  # type: ignore[type-var]
-        config = replace(config, **{name: value})
+    choice = {name: settings.pop(name) for name in SELECTION if name in settings}
+    merge(Config(), choice)  # refuses what is no name
+    config = merge(preset(choice)[0], settings)
     config.check()
     return config
 

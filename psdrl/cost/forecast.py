@@ -1,37 +1,27 @@
 """Cost model: `python -m psdrl.cost --preset paper --game Pong --device a100` predicts hours and memory of a run.
 
-Takes the work of each phase of the fast path (`psdrl.cost.work`) and divides by what a device can do. `here` measures
-this machine; the figures of devices nobody measured are predictions from their data sheets.
+Takes the work that an agent describes (`Agent.workload`) and divides by what a device can do. `here` measures this
+machine; the figures of devices nobody measured are predictions from their data sheets.
 """
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, TypeGuard
+from typing import Literal, NamedTuple
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from psdrl.agents.psdrl.settings import Preset, PsdrlConfig
-from psdrl.agents.registry import preset
+from psdrl.agents.registry import entry, preset
 from psdrl.config import Config, Precision
-from psdrl.cost.devices import GPUS, REACHED, Device, data_sheet, measure_here
-from psdrl.cost.work import act_work, memory, update_work
+from psdrl.cost.devices import GPUS, REACHED, data_sheet, measure_here
 from psdrl.envs import make_env
 from psdrl.envs.vector import EnvSpec
 from psdrl.errors import UserError
+from psdrl.kernels import triton_support
+from psdrl.runtime.work import Device, Loop, Workload
 
 ENVIRONMENT = {"image": 1e-3, "vector": 4e-5}  # seconds per step of one environment: Pong, DeepSea (bench/RESULTS.md)
-
-
-def update_steps(config: PsdrlConfig) -> Iterator[int]:
-    """Steps at which updates happen."""
-    step = config.update_period(0)
-    while step < config.steps:
-        yield step
-        period = config.update_period(step)
-        step = (step // period + 1) * period
 
 
 class Forecast(NamedTuple):
@@ -46,44 +36,46 @@ class Forecast(NamedTuple):
         return sum(self.seconds.values()) / 3600
 
 
-def known(config: Config) -> TypeGuard[PsdrlConfig]:
-    """Whether there is a model of this agent's work."""
-    return isinstance(config, PsdrlConfig)
+def workload(config: Config, spec: EnvSpec) -> Workload:
+    """The work of the agent that the settings name."""
+    triton_support.missing()  # PyTorch's counting imports Triton and breaks on a broken one; asking first hides it
+    found = entry(config.algo).agent.workload(config, spec)
+    if found is None:
+        raise UserError(f"There is no cost model of {config.algo}: nothing is known of its work.")
+    return found
 
 
-def interaction(config: PsdrlConfig, spec: EnvSpec, device: Device) -> tuple[float, float]:
+def interaction(config: Config, spec: EnvSpec, device: Device, act: Loop) -> tuple[float, float]:
     """Seconds of acting, and seconds of waiting for environments, while each environment takes one step.
 
     Atari steps its environments in threads: at once if there is a core for each, which is assumed of a GPU's host.
     With several groups a group steps while the agent acts for the others.
     """
-    groups = config.env_groups
-    act = act_work(config, spec).seconds(device) + device.latency
+    groups, action = config.env_groups, act.seconds(device) + device.latency
     if spec.kind == "vector":
-        return groups * act, ENVIRONMENT["vector"] * config.num_envs
+        return groups * action, ENVIRONMENT["vector"] * config.num_envs
     cores = os.cpu_count() or 1 if device.measured else config.num_envs
     size = config.num_envs // groups
     step = ENVIRONMENT["image"] * -(-size // min(cores, size))
-    return groups * act, max(0.0, act + step - groups * act)
+    return groups * action, max(0.0, action + step - groups * action)
 
 
-def forecast(config: PsdrlConfig, spec: EnvSpec, device: Device, episode: int = 2000) -> Forecast:
+def forecast(config: Config, spec: EnvSpec, device: Device, work: Workload, episode: int = 2000) -> Forecast:
     """The whole run; evaluation episodes are taken to last `episode` steps."""
     seconds: dict[str, float] = {}
     # Work grows nearly in proportion to the buffer: a few points give every update.
-    capacity = config.replay.capacity
-    fills = np.minimum([*update_steps(config)], capacity)
+    fills = np.minimum(work.updates(), work.capacity)
     points = np.linspace(0, fills.max(initial=1), 17)
-    works = [update_work(config, spec, int(point)) for point in points]
+    works = [work.update(int(point)) for point in points]
     for name in works[0]:
-        seconds[name] = float(np.interp(fills, points, [work[name].seconds(device) for work in works]).sum())
-    acting, waiting = interaction(config, spec, device)
+        seconds[name] = float(np.interp(fills, points, [one[name].seconds(device) for one in works]).sum())
+    acting, waiting = interaction(config, spec, device, work.act(config.num_envs // config.env_groups))
     rounds = config.steps / config.num_envs
     seconds |= {"acting": acting * rounds, "environment": waiting * rounds}
     if config.eval_every:
-        one = sum(interaction(replace(config, num_envs=1, env_groups=1), spec, device))
+        one = sum(interaction(replace(config, num_envs=1, env_groups=1), spec, device, work.play()))
         seconds["evaluation"] = one * config.steps / config.eval_every * config.eval_episodes * episode
-    return Forecast(seconds, memory(config, spec))
+    return Forecast(seconds, work.memory())
 
 
 def duration(seconds: float) -> str:
@@ -93,12 +85,10 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def device_for(
-    name: str, config: PsdrlConfig, spec: EnvSpec, precision: Precision = "tf32", cuda_graphs: bool = False
-) -> Device:
-    """`here`, measured at the run's own width; or a data sheet."""
+def device_for(name: str, work: Workload, precision: Precision = "tf32", cuda_graphs: bool = False) -> Device:
+    """`here`, measured with the run's own work; or a data sheet."""
     if name == "here":
-        return measure_here(config, spec)
+        return measure_here(work.trials())
     if name not in GPUS:
         raise UserError(f"No figures for device {name!r}: use here, a100 or h100.")
     return data_sheet(name, precision, cuda_graphs)
@@ -112,8 +102,10 @@ class Question:
     """Atari game."""
     env: str | None = None
     """Any other environment, as for psdrl.train."""
-    preset: Preset = "auto"
+    preset: str = "auto"
     """Preset, as for psdrl.train."""
+    algo: str = "psdrl"
+    """The agent, as for psdrl.train."""
     device: Literal["here", "a100", "h100"] = "here"
     """here: measured; a100, h100: predicted from data sheets."""
     precision: Precision = "tf32"
@@ -138,7 +130,7 @@ def run(question: Question) -> None:
     """`psdrl cost`."""
     if question.device == "here" and question.table:
         raise UserError("--table is about GPUs: add --device a100 or --device h100.")
-    config, _ = preset({"game": question.game, "env": question.env, "preset": question.preset})
+    config, _ = preset({name: getattr(question, name) for name in ("game", "env", "preset", "algo")})
     config = replace(
         config, steps=question.steps or config.steps, compile=question.compile, num_envs=question.num_envs,
         env_groups=question.env_groups,
@@ -150,16 +142,17 @@ def run(question: Question) -> None:
     if question.table:
         Console(width=200).print(hours_table(config, spec, question.device), highlight=False, markup=False)
         return
-    device = device_for(question.device, config, spec, question.precision, question.cuda_graphs)
-    report(Console(), config, spec, device, question.precision if question.device != "here" else "fp32")
+    work = workload(config, spec)
+    device = device_for(question.device, work, question.precision, question.cuda_graphs)
+    report(Console(), config, spec, device, work, question.precision if question.device != "here" else "fp32")
 
 
-def hours_table(config: PsdrlConfig, spec: EnvSpec, name: str) -> str:
+def hours_table(config: Config, spec: EnvSpec, name: str) -> str:
     """Predicted hours of the run on this GPU, evaluation included, as a Markdown table and what it rests on."""
 
     def hours(precision: Precision, actions: int, compiled: bool, graphs: bool, reached: float = 0.0) -> Forecast:
-        device = data_sheet(name, precision, graphs, reached)
-        return forecast(replace(config, compile=compiled), replace(spec, num_actions=actions), device)
+        run, env = replace(config, compile=compiled), replace(spec, num_actions=actions)
+        return forecast(run, env, data_sheet(name, precision, graphs, reached), workload(run, env))
 
     measures = {"eager": (False, False), "compile": (True, False), "CUDA graphs": (False, True), "both": (True, True)}
     lines = [
@@ -185,24 +178,27 @@ def hours_table(config: PsdrlConfig, spec: EnvSpec, name: str) -> str:
     return "\n".join(lines)
 
 
-def report(console: Console, config: PsdrlConfig, spec: EnvSpec, device: Device, precision: Precision) -> None:
+def report(
+    console: Console, config: Config, spec: EnvSpec, device: Device, work: Workload, precision: Precision
+) -> None:
     """Print the forecast as a table."""
-    f = forecast(config, spec, device)
+    f = forecast(config, spec, device, work)
     assumed = f"PREDICTION from the data sheet, {REACHED[precision]:.0%} of peak assumed"
     word = "measured rates" if device.measured else assumed
-    table = Table(title=f"{config.env_name}, preset {config.preset}, {precision} on {device.name} ({word})")
+    what = f"{config.algo} on {config.env_name}, preset {config.preset}"
+    table = Table(title=f"{what}, {precision} on {device.name} ({word})")
     for column in ("phase", "seconds per update, full buffer", "hours per run", "TFLOP per update", "launches"):
         table.add_column(column, justify="left" if column == "phase" else "right")
-    work = update_work(config, spec, config.replay.capacity)
+    phases = work.update(work.capacity)
     for name, seconds in f.seconds.items():
-        if name in work:
-            w = work[name]
+        if name in phases:
+            w = phases[name]
             cells = (f"{w.seconds(device):.3g}", f"{w.total / 1e12:.3g}", f"{w.launches:.0f}")
         else:
             cells = ("", "", "")
         table.add_row(name, cells[0], f"{seconds / 3600:.3g}", cells[1], cells[2])
-    total = sum(w.total for w in work.values())
-    per_update = sum(w.seconds(device) for w in work.values())
+    total = sum(w.total for w in phases.values())
+    per_update = sum(w.seconds(device) for w in phases.values())
     table.add_row("total", f"{per_update:.3g}", f"{f.hours:.3g}", f"{total / 1e12:.3g}", "")
     console.print(table)
     parts = ", ".join(f"{name} {size / 1e9:.2g}" for name, size in f.bytes.items())

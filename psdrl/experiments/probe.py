@@ -18,7 +18,7 @@ from torch import Tensor
 from psdrl.agents.psdrl import learning, statistics
 from psdrl.agents.psdrl.agent import PsdrlAgent
 from psdrl.agents.psdrl.lookahead.factored import predict
-from psdrl.cli import parse_train
+from psdrl.cli import exit_with, helped, parse_train
 from psdrl.envs import make_env
 from psdrl.run.loop import train
 
@@ -93,10 +93,12 @@ def probe(agent: PsdrlAgent) -> Probe:
     )
 
 
-def main() -> None:
+def run(arguments: list[str]) -> int:
     """Train and print."""
+    if helped(arguments):
+        return 0
     flags = ["--eval-every", "0", "--checkpoint-every", "0", "--device", "cpu"]
-    config, _ = parse_train(sys.argv[1:] + flags)
+    config, _ = parse_train(arguments + flags)
     config.check()
     env = make_env(config)
     agent = PsdrlAgent(config, env.spec)
@@ -106,7 +108,8 @@ def main() -> None:
     for name, answer in probe(agent)._asdict().items():
         table.add_row(name.replace("_", " "), f"{answer:.4g}")
     Console().print(table)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    exit_with(run, sys.argv[1:])

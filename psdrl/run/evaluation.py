@@ -1,14 +1,12 @@
-"""Play a trained agent: `python -m psdrl.evaluate RUN --episodes 10 --policy mean --video out.mp4`."""
+"""Play trained agents: `psdrl evaluate RUN --episodes 10 --policy mean --video out.mp4`."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import tyro
 from numpy.typing import NDArray
-from rich.console import Console
 
 from psdrl.agents.interface import Agent
 from psdrl.agents.registry import make_agent
@@ -16,37 +14,76 @@ from psdrl.envs import make_env
 from psdrl.errors import UserError
 from psdrl.run.checkpoint import latest, read_config, restore
 
+MAX_STEPS = 27_000  # of an episode in an environment that may never end it: the cap of Atari's protocol
+Frame = Callable[[NDArray[np.uint8]], None]
+
+
+class Episode(NamedTuple):
+    """What was played."""
+
+    score: float
+    length: int
+    cut: bool  # by the evaluation, not by the environment
+
+
+def never() -> bool:
+    """Nobody asks to stop."""
+    return False
+
 
 def evaluate(
     agent: Agent,
     episodes: int = 10,
     stream: int = 10_000,
-    on_frame: Callable[[NDArray[np.uint8]], None] | None = None,
+    on_frame: Frame | None = None,
     policy: str | None = None,
+    stop: Callable[[], bool] = never,
+    max_steps: int = MAX_STEPS,
 ) -> list[float]:
-    """Returns of `episodes` episodes of this policy, the agent's default if none is named, with the noise of training.
+    """Returns of `episodes` episodes, see `play`; fewer if `stop()` ended the evaluation."""
+    return [episode.score for episode in play(agent, episodes, stream, on_frame, policy, stop, max_steps)]
 
-    The environment, hidden state and random stream are its own: training goes on as if nothing had happened.
+
+def play(
+    agent: Agent,
+    episodes: int = 10,
+    stream: int = 10_000,
+    on_frame: Frame | None = None,
+    policy: str | None = None,
+    stop: Callable[[], bool] = never,
+    max_steps: int = MAX_STEPS,
+) -> Iterator[Episode]:
+    """Episodes of this policy, the agent's default if none is named, with the noise of training.
+
+    The environment, hidden state and random stream are its own: training goes on as if nothing had happened. An episode
+    is cut after `max_steps` steps (0: never), and what is left is abandoned when `stop()` says so.
     """
     env = make_env(agent.config, num_envs=1, stream=stream, render=on_frame is not None)
     try:
         actor = agent.player(stream, policy)
         observation = env.reset()
-        returns: list[float] = []
-        score = 0.0
-        while True:
+        score, length, played = 0.0, 0, 0
+        while not stop():
             if on_frame:
                 on_frame(env.render())
             step = env.step(actor.act(observation))
-            score += float(step.reward[0])
-            observation = step.observation
-            if step.terminated[0] or step.truncated[0]:
-                returns.append(score)
-                score = 0.0
-                if len(returns) == episodes:
-                    return returns
+            score, length, observation = score + float(step.reward[0]), length + 1, step.observation
+            ended = bool(step.terminated[0] or step.truncated[0])
+            if not ended and length != max_steps:
+                continue
+            yield Episode(score, length, not ended)
+            score, length, played = 0.0, 0, played + 1
+            if played == episodes:
+                return
+            if ended:
                 observation = env.step(np.zeros(1, np.int64)).observation  # starts the next episode
-                actor.start(np.ones(1, bool))
+            else:  # a reset would repeat the seed: another environment, with seeds of its own
+                env.close()
+                env = make_env(
+                    agent.config, num_envs=1, stream=stream + 1_000_000 * played, render=on_frame is not None
+                )
+                observation = env.reset()
+            actor.start(np.ones(1, bool))
     finally:
         env.close()
 
@@ -62,52 +99,3 @@ def load(run: Path, device: str = "auto", replay: bool = False) -> Any:
     agent = make_agent(config, env.spec)
     restore(checkpoint, agent, replay=replay)
     return agent
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Play the last checkpoint of a run and report its returns."""
-
-    run: Annotated[Path, tyro.conf.Positional]
-    """Run directory, as given to --logdir."""
-    episodes: int = 10
-    """Episodes to play."""
-    policy: str | None = None
-    """One of the agent's ways to play; of PSDRL sample, the model sampled last (default), or mean, the posterior's."""
-    video: Path | None = None
-    """Write the episodes as a video, e.g. out.mp4 or out.gif."""
-    device: str = "auto"
-    """auto, cpu, cuda or cuda:N."""
-
-
-def run(options: Evaluation) -> None:
-    """`psdrl evaluate`."""
-    if options.episodes < 1:
-        raise UserError(f"--episodes is {options.episodes} but must be at least 1.")
-    console = Console()
-    agent = load(options.run, options.device)
-    policy = options.policy or next(iter(agent.POLICIES))
-    if policy not in agent.POLICIES:
-        ways = ", ".join(f"{name} ({words})" for name, words in agent.POLICIES.items())
-        raise UserError(f"--policy {policy} is none of {agent.config.algo}'s: {ways}.")
-    if options.video is None:
-        returns = evaluate(agent, options.episodes, policy=policy)
-    else:
-        if options.video.suffix not in (".mp4", ".gif"):
-            raise UserError(f"--video {options.video} must end in .mp4 or .gif.")
-        import imageio.v2 as imageio
-
-        options.video.parent.mkdir(parents=True, exist_ok=True)
-        extra = {"macro_block_size": 2} if options.video.suffix == ".mp4" else {}
-        writer: Any = imageio.get_writer(str(options.video), fps=15, **extra)  # type: ignore[arg-type]
-        with writer:
-            returns = evaluate(agent, options.episodes, on_frame=writer.append_data, policy=policy)
-        console.print(f"video: {options.video}", highlight=False, soft_wrap=True)
-    for i, score in enumerate(returns):
-        console.print(f"episode {i + 1}: {score:g}", highlight=False)
-    console.print(
-        f"{agent.config.env_name} after {agent.step} steps, policy {policy}: "
-        f"mean {np.mean(returns):.3f}, sd {np.std(returns):.3f} over {len(returns)} episodes",
-        highlight=False,
-        soft_wrap=True,
-    )

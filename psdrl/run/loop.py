@@ -10,7 +10,7 @@ import numpy as np
 from psdrl.agents.interface import Actor, Agent
 from psdrl.envs.vector import Step, VectorEnv
 from psdrl.run.checkpoint import save
-from psdrl.run.evaluation import evaluate
+from psdrl.run.evaluation import evaluate, never
 from psdrl.run.log import Log, NoLog
 from psdrl.runtime.profiling import Profile, device_for
 
@@ -58,7 +58,7 @@ class Group:
             log.scalars(agent.step, {"train/return": float(self.score[i]), "train/length": float(self.length[i])})
 
 
-def train(agent: Agent, env: VectorEnv, log: Log | None = None, stop: Callable[[], bool] = lambda: False) -> None:
+def train(agent: Agent, env: VectorEnv, log: Log | None = None, stop: Callable[[], bool] = never) -> None:
     """Interact until config.steps or until `stop()`; every environment starts a new episode.
 
     The groups of environments take turns: the outcome of a group's last step is received and stored, its next actions
@@ -73,7 +73,7 @@ def train(agent: Agent, env: VectorEnv, log: Log | None = None, stop: Callable[[
     acting = 0.0
     for group in cycle(groups):
         if group.stepping:
-            acting += _finish(group, log)
+            acting += _finish(group, log, stop)
         if agent.step >= config.steps or stop():
             break
         if agent.update_due():
@@ -89,12 +89,12 @@ def train(agent: Agent, env: VectorEnv, log: Log | None = None, stop: Callable[[
         acting += time.perf_counter() - before
     for group in groups:
         if group.stepping:  # what was begun is kept
-            _finish(group, log)
+            _finish(group, log, stop)
     profile.close()
     checkpoint(agent, log)
 
 
-def _finish(group: Group, log: Log) -> float:
+def _finish(group: Group, log: Log, stop: Callable[[], bool]) -> float:
     """Receive and store a step, evaluate and save if that is due; returns the seconds waited for the environments."""
     agent, config = group.agent, group.agent.config
     before = time.perf_counter()
@@ -104,18 +104,19 @@ def _finish(group: Group, log: Log) -> float:
     group.store(step, log)
     log.progress(agent.step)
     if _crossed(old_step, agent.step, config.eval_every):
-        evaluate_now(agent, log)
+        evaluate_now(agent, log, stop)
     if _crossed(old_step, agent.step, config.checkpoint_every):
         checkpoint(agent, log)
     return waited
 
 
-def evaluate_now(agent: Agent, log: Log) -> None:
-    """Evaluation during training, on an environment, hidden state and random stream of its own."""
+def evaluate_now(agent: Agent, log: Log, stop: Callable[[], bool] = never) -> None:
+    """Evaluation during training, on an environment, hidden state and random stream of its own; `stop()` ends it."""
     log.phase("evaluating")
     stream = 1 + agent.step // max(1, agent.config.eval_every)  # a function of the step: the same after a resume
-    returns = evaluate(agent, agent.config.eval_episodes, stream=stream)
-    log.scalars(agent.step, {"eval/return": float(np.mean(returns))})
+    returns = evaluate(agent, agent.config.eval_episodes, stream=stream, stop=stop)
+    if len(returns) == agent.config.eval_episodes:
+        log.scalars(agent.step, {"eval/return": float(np.mean(returns))})
     log.phase("acting")
 
 

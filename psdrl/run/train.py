@@ -15,10 +15,10 @@ from rich.table import Table
 from psdrl.agents.interface import Agent
 from psdrl.agents.registry import make_agent
 from psdrl.config import Config
+from psdrl.console import PatientConsole
 from psdrl.cost import forecast as cost
 from psdrl.envs import make_env
 from psdrl.errors import UserError
-from psdrl.kernels import dispatch, posterior
 from psdrl.run.checkpoint import check_same, latest, restore, write_config
 from psdrl.run.log import RunLog
 from psdrl.run.loop import train
@@ -51,11 +51,13 @@ class Stop:
 
 def run(config: Config, why_preset: str, arguments: list[str]) -> int:
     """`psdrl train` with the configuration parsed from `arguments`; returns the exit code."""
-    console = Console()
+    console = PatientConsole()
     config.check()
-    logdir = config.logdir or Path("runs") / f"{config.env_name}-{config.algo}-{config.seed}".replace("/", "-")
+    logdir = config.logdir or config.default_logdir
     config = replace(config, logdir=logdir)
     checkpoint = _find_checkpoint(config, logdir)
+    if checkpoint and _finished(console, config, logdir, checkpoint):
+        return 0
     env = make_env(config)
     agent = make_agent(config, env.spec, check=True)
     for name, problem in agent.failed.items():
@@ -67,29 +69,27 @@ def run(config: Config, why_preset: str, arguments: list[str]) -> int:
     write_config(logdir, config)
     _summary(console, agent, why_preset, checkpoint)
     _forecast(console, agent)
-    if agent.step >= config.steps:
-        console.print(f"This run has its {config.steps} steps; ask for more with --steps.", highlight=False)
-        env.close()
-        return 0
+    first_update = agent.updates
     again = f"python -m psdrl.train {shlex.join(arguments)}"  # the same logdir resumes
     try:
         with RunLog(logdir, config.steps, agent.step, logged, console) as log, Stop(console) as stop:
             train(agent, env, log, stop)
     except KeyboardInterrupt:
         kept = latest(logdir)
-        since = f"continues from {kept.name}" if kept else "starts again, for no checkpoint was written"
+        since = f"continues from {kept.name}" if kept else "starts again: no checkpoint was written"
         console.print(f"Stopped without saving. The same command {since}.", highlight=False)
         return 130
     finally:
         env.close()
     for fallback in agent.fallbacks:
         _warn(console, f"{fallback}.")
+    _unprofiled(console, config, range(first_update, agent.updates))
     if stop.asked:
         console.print(f"Saved at step {agent.step}. Resume with:\n  {again}", highlight=False, soft_wrap=True)
         return 130
     console.print(
         f"Done: {agent.step} steps, {agent.episodes} episodes, {agent.updates} updates. "
-        f"Play it with:\n  python -m psdrl.evaluate {logdir}",
+        f"Play it with:\n  python -m psdrl.evaluate {shlex.quote(str(logdir))}",
         highlight=False,
         soft_wrap=True,
     )
@@ -98,6 +98,30 @@ def run(config: Config, why_preset: str, arguments: list[str]) -> int:
 
 def _warn(console: Console, text: str) -> None:
     console.print(f"[bold]warning[/]      {escape(text)}", highlight=False, soft_wrap=True)
+
+
+def _finished(console: Console, config: Config, logdir: Path, checkpoint: Path) -> bool:
+    """Whether the run has its steps already; if so, say it and change nothing."""
+    step = int(checkpoint.name.removeprefix("checkpoint-"))
+    if step < config.steps:
+        return False
+    asked = "" if step == config.steps else f", and --steps asks for {config.steps}"
+    where = shlex.quote(str(logdir))
+    console.print(
+        f"{where} is finished: it has {step} steps{asked}. Train on with --steps {2 * step}, or play it with:\n"
+        f"  python -m psdrl.evaluate {where}",
+        highlight=False,
+        soft_wrap=True,
+        markup=False,
+    )
+    return True
+
+
+def _unprofiled(console: Console, config: Config, updates: range) -> None:
+    """Say so if --profile asked for updates that were not made."""
+    if config.profiled and not set(config.profiled) & set(updates):
+        made = f"updates {updates.start} to {updates.stop - 1}" if updates else "no update"
+        _warn(console, f"--profile {config.profile}: nothing was profiled, this run made {made}.")
 
 
 def _find_checkpoint(config: Config, logdir: Path) -> Path | None:
@@ -130,7 +154,6 @@ def _summary(console: Console, agent: Agent, why_preset: str, checkpoint: Path |
         "preset": f"{config.preset} ({why_preset})",
         "device": f"{agent.device}, {_modes(agent)}",
         **agent.description(),
-        "kernels": _kernels(agent.device),
         "logdir": f"{config.logdir}" + (f", resumed at step {agent.step}" if checkpoint else ""),
     }
     for name, value in rows.items():
@@ -148,21 +171,10 @@ def _modes(agent: Agent) -> str:
     return ", ".join(words)
 
 
-def _kernels(device: torch.device) -> str:
-    """Which backends serve on this device, and why better ones do not."""
-    serving = {choice.backend: choice.refused for choice in dispatch.explain(device).values()}
-    lookahead = "; ".join(
-        " ".join([name, *(f"({other} refused: {why})" for other, why in refused.items())])
-        for name, refused in serving.items()
-    )
-    reason = posterior.unavailable(device)
-    return f"lookahead {lookahead}; posterior " + ("csrc" if reason is None else f"PyTorch ({reason})")
-
-
 def _forecast(console: Console, agent: Agent) -> None:
-    """What the cost model expects of this run, if it knows the agent; see `psdrl.cost`."""
-    config = agent.config
-    if not cost.known(config):
+    """What the cost model expects of this run, if the agent describes its work; see `psdrl.cost`."""
+    config, work = agent.config, agent.workload(agent.config, agent.spec)
+    if work is None:
         return
     if agent.device.type == "cuda":
         known = [name for name in ("a100", "h100") if name in torch.cuda.get_device_name(agent.device).lower()]
@@ -170,8 +182,8 @@ def _forecast(console: Console, agent: Agent) -> None:
             return
         device = cost.data_sheet(known[0], config.precision, config.cuda_graphs)
     else:
-        device = cost.device_for("here", config, agent.spec)
-    expected = cost.forecast(config, agent.spec, device)
+        device = cost.device_for("here", work)
+    expected = cost.forecast(config, agent.spec, device, work)
     left = cost.duration(3600 * expected.hours * (1 - agent.step / config.steps))
     source = "from rates measured now" if device.measured else "predicted from the data sheet"
     console.print(

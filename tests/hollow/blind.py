@@ -20,9 +20,8 @@ from typing import Any
 
 import torch
 
-from psdrl import doctor
 from psdrl.agents.bootstrap.acting import HeadActor
-from psdrl.agents.psdrl import posterior
+from psdrl.agents.psdrl import examination, posterior
 from psdrl.agents.psdrl.acting import Actor
 from psdrl.envs.vector import GymVector
 from psdrl.kernels import checks
@@ -101,7 +100,7 @@ def main() -> None:
         checks._unusable = lambda device: None
     else:
         checks.check_all = blinded(checks.check_all)  # type: ignore[assignment]
-        doctor.updates = without_distances(doctor.updates)
+        examination.updates = without_distances(examination.updates)
     posterior.check = read_back
     Actor.act = valid(Actor.act, lambda self: self.agent.spec.num_actions)  # type: ignore[method-assign]
     HeadActor.act = valid(HeadActor.act, lambda self: self.num_actions)  # type: ignore[method-assign]

@@ -16,7 +16,7 @@ from psdrl.errors import UserError
 from psdrl.kernels import checks, dispatch, tune
 from psdrl.kernels.checks import lookahead, rounding
 from psdrl.kernels.checks import posterior as posterior_checks
-from psdrl.kernels.checks.calls import ROWS, Argument, Call
+from psdrl.kernels.checks.calls import Argument, Call
 from psdrl.kernels.posterior import native, reference
 from tests.helpers import LOCAL
 from tests.kernels.inputs import calls, empty
@@ -135,7 +135,7 @@ class Idle:
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("operation", ROWS)
+@pytest.mark.parametrize("operation", dispatch.explain())
 @pytest.mark.parametrize("what", ["zeros", "garbage", "unwritten", "recycled"])
 def test_kernels_that_do_nothing_fail(monkeypatch, what, operation, precision):
     chosen = calls(65) + ([] if what == "recycled" else calls(65, states=50))
@@ -146,7 +146,7 @@ def test_kernels_that_do_nothing_fail(monkeypatch, what, operation, precision):
             assert finding.problem, finding
 
 
-@pytest.mark.parametrize("operation", ROWS)
+@pytest.mark.parametrize("operation", dispatch.explain())
 def test_what_another_call_left_in_memory_is_no_result(monkeypatch, operation):
     """Calls that differ in rows only have the same truth, which the first one must not leave to the second."""
     many, fewer = of(operation, calls(65, states=60) + calls(65, states=50))
@@ -174,7 +174,7 @@ def test_the_ceiling_holds_where_rounding_is_coarse(monkeypatch):
     assert all(finding.problem for finding in findings(of("linear", calls(65, 50)), "tf32"))
 
 
-@pytest.mark.parametrize("operation", [name for name in ROWS if name != "greedy_action"])
+@pytest.mark.parametrize("operation", [name for name in dispatch.explain() if name != "greedy_action"])
 def test_an_error_of_a_thousandth_is_found(monkeypatch, operation):
     replaced(monkeypatch, operation, lambda right, *args: right(*args) * 1.001)
     for call in of(operation, calls(33) + calls(2292) + calls(65, states=50)):
@@ -217,7 +217,7 @@ def test_a_read_beyond_the_rows_is_found(monkeypatch):
     assert findings([Call.of("linear", rows, weight, None)], "fp32")[0].problem
 
 
-@pytest.mark.parametrize("wrong", native.OPERATIONS)
+@pytest.mark.parametrize("wrong", native.operations())
 @pytest.mark.skipif(native.unavailable(CPU) is not None, reason="the C++ extension is not built")
 def test_posterior_operations_that_do_nothing_fail(wrong):
     """One of them leaves its results zero, or its argument as it was; the others are right."""
@@ -228,7 +228,7 @@ def test_posterior_operations_that_do_nothing_fail(wrong):
         result = getattr(reference, wrong)(*args)
         return tuple(map(torch.zeros_like, result)) if isinstance(result, tuple) else torch.zeros_like(result)
 
-    functions = SimpleNamespace(**{name: getattr(reference, name) for name in native.OPERATIONS})
+    functions = SimpleNamespace(**{name: getattr(reference, name) for name in native.operations()})
     assert not any(f.problem for f in posterior_checks.check_posterior(65, CPU, functions))
     setattr(functions, wrong, nothing)
     found = posterior_checks.check_posterior(65, CPU, functions)

@@ -177,6 +177,18 @@ def test_without_a_usable_triton(state: str, tmp_path: Path) -> None:
     assert reason in run.stderr
 
 
+def test_a_prediction_without_a_usable_triton(tmp_path: Path) -> None:
+    """What counts operations in PyTorch imports Triton."""
+    (tmp_path / "triton").mkdir()
+    (tmp_path / "triton" / "__init__.py").write_text("raise OSError('no space')")
+    program = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from psdrl import cli; sys.exit(cli.predict(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", program, "--env", "deepsea-4", "--device", "a100"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert run.returncode == 0, run.stderr
+
+
 def test_importing_psdrl_imports_no_triton() -> None:
     program = "import sys, psdrl, psdrl.kernels.dispatch as d; assert 'triton' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=120)

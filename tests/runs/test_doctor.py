@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from psdrl import doctor
-from psdrl.agents.psdrl import update_checks
+from psdrl.agents.psdrl import examination, update_checks
 from psdrl.agents.psdrl.kernel_calls import check_kernels
 from psdrl.cli import main_doctor
 from psdrl.envs.vector import EnvSpec
@@ -53,7 +53,7 @@ def test_a_sound_installation(capsys):
             "linear", "linear_tanh", "tanh_dot", "gru_actions", "one_step_returns", "best_return", "greedy_action"
         }  # fmt: skip
     exact = {r["name"] for r in results if r["kind"] == "kernel" and r["data"].get("precision") == "float64"}
-    assert exact == (set(native.OPERATIONS) if native.unavailable(CPU) is None else set())
+    assert exact == (set(native.operations()) if native.unavailable(CPU) is None else set())
     skipped = {r["name"]: r["detail"] for r in results if r["kind"] == "kernel" and r["status"] == "skipped"}
     assert skipped == IMPOSSIBLE
     modes = {result["name"]: result["status"] for result in results if result["kind"] == "update"}
@@ -70,8 +70,8 @@ def test_tf32_is_skipped_on_a_cpu():
 
 def test_a_cpu_without_bf16_skips_it(monkeypatch):
     monkeypatch.setattr(update_checks, "bf16_on_cpu", lambda: "this CPU cannot")
-    kernels = {r.name: r for r in doctor.kernels(CPU, quick=True) if r.status == "skipped"}
-    updates = {r.name: r for r in doctor.updates(CPU, quick=True)}
+    kernels = {r.name: r for r in examination.kernels(CPU, quick=True) if r.status == "skipped"}
+    updates = {r.name: r for r in examination.updates(CPU, quick=True)}
     assert kernels["bf16"].detail == updates["bf16"].detail == "this CPU cannot"
     assert "eager bf16" not in updates
 
@@ -156,7 +156,7 @@ def test_a_step_that_cannot_be_captured_is_reported(monkeypatch):
         def __str__(self):
             return "cpu"
 
-    results = {result.name: result for result in doctor.updates(Gpu(), True)}  # type: ignore[arg-type]
+    results = {result.name: result for result in examination.updates(Gpu(), True)}  # type: ignore[arg-type]
     assert results["eager fp32"].status == "ok"
     assert results["graphs fp32"].status == "wrong"
     assert "not captured: window" in results["graphs fp32"].detail
@@ -172,7 +172,7 @@ def altered(monkeypatch, change):
 
     update_checks.allowance("bf16")
     monkeypatch.setattr(update_checks, "outcome", outcome)
-    return {result.name: result for result in doctor.updates(CPU, quick=True) if result.status != "skipped"}
+    return {result.name: result for result in examination.updates(CPU, quick=True) if result.status != "skipped"}
 
 
 def test_updates_that_do_nothing_are_wrong(monkeypatch):

@@ -1,5 +1,8 @@
 """What the start of a run checks, and what its end says of it."""
 
+import re
+
+import pytest
 import torch
 
 from psdrl.agents import registry
@@ -58,3 +61,12 @@ def test_a_step_that_was_not_captured_is_said_at_the_end(monkeypatch, cli_run):
 def test_a_sound_run_warns_of_nothing(cli_run):
     assert torch.get_float32_matmul_precision() == "highest"
     assert "warning" not in cli_run("train", *SMALL, "--logdir", "run").out
+
+
+@pytest.mark.parametrize(("algo", "kernels"), [("psdrl", True), ("bootstrap", False)])
+def test_the_summary_is_the_agents_own(algo, kernels, cli_run):
+    """A forecast for every agent that describes its work; PSDRL's kernels are named where they serve only."""
+    out = cli_run("train", *SMALL, "--algo", algo, "--logdir", "run").out
+    assert re.search(r"^forecast +about \d+ s, [\d.e-]+ GB \(from rates measured now\)$", out, re.MULTILINE)
+    assert bool(re.search("^kernels +lookahead aten .*; posterior", out.replace("\n ", ""), re.MULTILINE)) == kernels
+    assert ("lookahead" in out) == kernels

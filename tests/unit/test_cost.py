@@ -1,67 +1,156 @@
 """The arithmetic of the cost model."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from psdrl import configure
+from psdrl.agents.bootstrap.work import BootstrapWorkload
+from psdrl.agents.interface import Agent
 from psdrl.agents.psdrl.agent import PsdrlAgent
 from psdrl.agents.psdrl.lookahead.factored import fold
-from psdrl.cost.devices import Device, data_sheet
-from psdrl.cost.forecast import forecast, hours_table, interaction, update_steps
-from psdrl.cost.sizes import Sizes
-from psdrl.cost.work import Loop, Work, act_work, memory, update_work
+from psdrl.agents.psdrl.work import PsdrlWorkload
+from psdrl.agents.registry import AGENTS, make_agent
+from psdrl.cost import forecast as cost
+from psdrl.cost.devices import data_sheet, measure_here
+from psdrl.cost.forecast import hours_table, workload
 from psdrl.envs.vector import EnvSpec
+from psdrl.errors import UserError
+from psdrl.kernels import dispatch
 from psdrl.replay.episodes import Replay
+from psdrl.runtime.work import Device, Loop, Trial, Work, count, weights
 
 PONG = EnvSpec("Pong", "image", (1, 64, 64), "uint8", 6, "none")
 SLOW = Device("test", 1e9, 1e9, 1e9, 1e9, 1e9, 1e-6, measured=True)
 
 
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        ("paper", {}),
-        ("cpu", {}),
-        ("debug", {}),
-        ("debug", {"value": {"networks": 3}}),
-        ("debug", {"forward": {"skip": True}}),
-    ],
-)
-def test_parameters_are_those_of_the_networks(name, settings):
-    config = configure(game="Pong", preset=name, device="cpu", **settings)
-    sizes = Sizes.of(config, PONG)
-    models = PsdrlAgent(config, PONG).models
-    for part, module in {
-        "autoencoder": models.autoencoder,
-        "forward": models.forward_model,
-        "termination": models.termination,
-        "value": models.value,
-    }.items():
-        weights = sum(p.numel() for p in module.parameters() if p.ndim > 1)  # biases are left out
-        assert sizes.parameters[part] == weights, part
-    assert sizes.latent == models.autoencoder.latent_size
+def update_work(config, spec, transitions):
+    return workload(config, spec).update(transitions)
+
+
+def act_work(config, spec):
+    return workload(config, spec).act(config.num_envs // config.env_groups)
+
+
+def interaction(config, spec, device):
+    return cost.interaction(config, spec, device, act_work(config, spec))
+
+
+def forecast(config, spec, device, **options):
+    return cost.forecast(config, spec, device, workload(config, spec), **options)
+
+
+def filled(config, spec, episodes=(40, 40)):
+    """An agent with random episodes of these lengths in its buffer."""
+    agent, rng = make_agent(config, spec), np.random.default_rng(0)
+    replay: Any = agent.replay
+    frame = lambda: rng.integers(0, 256, spec.shape).astype(spec.dtype)  # noqa: E731
+    for length in episodes:
+        replay.start(0, frame())
+        for t in range(length):
+            replay.add(0, int(rng.integers(spec.num_actions)), 1.0, frame(), t == length - 1, *EXTRA[config.algo])
+    return agent
+
+
+EXTRA = {"psdrl": (False,), "bootstrap": ()}
+
+
+def real_flops(agent):
+    """Floating-point operations of a real update by phase, counted by PyTorch while the oracles' products serve."""
+    starts: dict[str, int] = {}
+    with FlopCounterMode(display=False) as counter, dispatch.force("reference"):
+        agent.update(lambda phase: starts.setdefault(phase, counter.get_total_flops()))
+        ends = [*list(starts.values())[1:], counter.get_total_flops()]
+    return {phase: end - start for (phase, start), end in zip(starts.items(), ends, strict=True)}
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_a_real_update_has_the_operations_that_are_counted(skip):
+    """Backward is taken for twice forward: what enters a first layer needs no gradient, which the model ignores."""
+    sizes = {
+        "replay": {"batch": 5, "length": 8},
+        "value": {"networks": 2, "iterations": 3},
+        "autoencoder": {"latent": 7},
+    }
+    config = configure(game="Pong", preset="debug", device="cpu", forward={"window": 4, "skip": skip}, **sizes)
+    agent, work = filled(config, PONG), PsdrlWorkload(config, PONG)
+    found, models = real_flops(agent), agent.models
+    model = {name: phase.total for name, phase in work.update(len(agent.replay.stored_slots())).items()}
+    assert found["encoding"] == model["encoding"]
+    first = models.autoencoder.encoder[0].to("meta")
+    unneeded = 5 * config.autoencoder.iterations * count(first, torch.empty(8, 1, 64, 64, device="meta")).macs
+    assert found["autoencoder"] == model["autoencoder"] - 2 * unneeded
+    rows, gru = 5 * 8, models.forward_model.gru
+    unneeded = rows * (gru.weight_ih.numel() + models.termination.layers[0].weight.numel())
+    unneeded += 8 // 4 * 5 * gru.weight_hh.numel()  # a window's first hidden state is data, too
+    assert found["forward"] == model["forward"] - 2 * config.forward.iterations * unneeded
+    unneeded = rows * sum(network.layers[0].weight.numel() for network in models.value)
+    unneeded += 5 * work.gru  # nobody asks for the hidden state after the last step
+    last = models.forward_model.layers[-1].weight.numel()  # it is folded into W~, once
+    assert found["value"] == model["value"] - 2 * 3 * unneeded + 2 * work.outputs * last
+
+
+def test_planning_on_a_grid_has_the_operations_that_are_counted():
+    spec = EnvSpec("test", "vector", (100,), "uint8", 3, "none", (5, 5, 4))
+    local = {"local": True, "feature_activation": "tanh", "skip": True}
+    config = configure(
+        env="minatar/breakout", preset="debug", device="cpu", forward=local, termination={"local": True},
+        replay={"batch": 5, "length": 8}, value={"iterations": 3, "start": "zero"},
+    )  # fmt: skip
+    agent, work = filled(config, spec), PsdrlWorkload(config, spec)
+    unneeded = 5 * 8 * agent.models.value[0].layers[0].weight.numel() + 5 * work.gru
+    assert real_flops(agent)["value"] == work.update(80)["value"].total - 2 * 3 * unneeded
+
+
+def test_what_is_counted_of_a_network():
+    """By hand: a convolution and a linear layer on 2 pictures, then the gradient, which pictures need none of."""
+    with torch.device("meta"):
+        convolution, linear = torch.nn.Conv2d(3, 4, 2), torch.nn.Linear(4 * 3 * 3, 5)
+        pictures = torch.empty(2, 3, 4, 4)
+    macs, weights_of = 2 * 9 * 4 * 3 * 4, 4 * 3 * 4
+    found = count(lambda x: linear(convolution(x).flatten(1)).relu(), pictures)
+    assert found == (macs + 2 * 5 * 36, macs, weights_of + 5 * 36, 2 * 4 * 9, 2 * 4 * 9 + 2 * 5 + 2 * 5, 3)
+    learned = count(lambda x: linear(convolution(x).flatten(1)).sum().backward(), pictures)
+    assert (learned.macs, learned.convolutions) == (2 * macs + 3 * 2 * 5 * 36, 2 * macs)
+    assert learned.weights == 2 * (weights_of + 5 * 36), "forward and backward"
+    assert (weights(convolution), weights(linear)) == (weights_of, 5 * 36)
+
+
+@pytest.mark.parametrize("spec", [PONG, EnvSpec("test", "vector", (100,), "float32", 3, "none", (5, 5, 4))])
+def test_a_real_step_of_bootstrap_has_the_operations_that_are_counted(spec):
+    name = {"game": "Pong"} if spec is PONG else {"env": "minatar/breakout"}
+    config = configure(algo="bootstrap", preset="debug", device="cpu", steps=5000, **name)
+    agent, work = filled(config, spec), workload(config, spec)
+    agent.step = agent.next_update
+    phase = work.update(0)["learning"]
+    assert real_flops(agent) == {"learning": phase.total}
+    online = agent.networks.online  # read for s and s' and backward, its gradient written; target and prior read once
+    biases = online.heads.value_bias.numel() + online.heads.advantage_bias.numel()  # not read backward
+    assert phase.loops[0].parts[0].weights == 6 * weights(online) - biases
+    assert work.updates()[0] == max(config.exploration.random_steps, config.learning.every)
 
 
 @pytest.mark.parametrize("skip", [False, True])
 def test_the_folded_lookahead_has_the_multiply_adds_that_are_counted(skip):
     """Per row of a product with a matrix as many as it has entries; what an action adds to a sum is none."""
     agent = PsdrlAgent(configure(game="Pong", preset="debug", device="cpu", forward={"skip": skip, "layers": 4}), PONG)
-    sizes, model = Sizes.of(agent.config, PONG), fold(agent.models.forward_model, agent.model)
-    assert sizes.state == model.state.numel() + model.recurrent.numel()
-    inner = sum(weight.numel() for weight, _ in model.hidden)
-    assert sizes.forward_model.action == model.first.numel() + inner + model.output.numel() + model.direct.numel()
+    work, model = PsdrlWorkload(agent.config, PONG), fold(agent.models.forward_model, agent.model)
+    action = model.first.numel() + sum(weight.numel() for weight, _ in model.hidden)
+    action += model.output.numel() + model.direct.numel()
+    assert work.ahead == model.state.numel() + model.recurrent.numel() + 6 * action
 
 
 def test_multiply_adds_of_the_paper():
     """Millions per row: encoder 30.5, autoencoder 61, forward model 29.7, termination 7.1, value 21."""
-    sizes = Sizes.of(configure(game="Pong", preset="paper", device="cpu"), PONG)
-    counts = [sizes.encoder, sizes.autoencoder, sizes.forward, sizes.termination, sizes.value]
+    work = PsdrlWorkload(configure(game="Pong", preset="paper", device="cpu"), PONG)
+    counts = [work.encoder.macs, work.autoencoder.macs, work.forward, work.termination, work.value]
     assert [count / 1e6 for count in counts] == pytest.approx([30.5, 61, 29.7, 7.1, 21], rel=0.01)
     # Factored and folded: W4 (2292 x 2292) is gone, z enters the first layer once per state.
-    assert sizes.forward_model.action == 756 * 2292 + 2 * 2292 * 2292 + 2292 * 1537
+    assert work.ahead == 8_718_768 + 6 * (756 * 2292 + 2 * 2292 * 2292 + 2292 * 1537)
 
 
 def test_a_value_step_at_the_papers_size():
@@ -175,8 +264,7 @@ def test_the_posterior_in_float64():
 
 def test_acting_reads_every_weight():
     config = configure(game="Pong", preset="paper", device="cpu", num_envs=8, env_groups=2)
-    weights = 8_718_768 + 15_762_084 + 7_079_424 + 21_015_348
-    weights += (16 * (48 + 48 * 96 + 96 * 192 + 192 * 384) + 16 * (384 * 192 + 192 * 96 + 96 * 48) + 25 * 48) // 2
+    weights = 8_718_768 + 15_762_084 + 7_079_424 + 21_015_348 + 16 * (48 + 48 * 96 + 96 * 192 + 192 * 384)
     act = act_work(config, PONG)
     assert act.seconds(STREAM) == pytest.approx(4 * weights)
     assert act.seconds(STREAM._replace(item=2)) == pytest.approx((2 + 6) * weights)
@@ -234,7 +322,7 @@ def test_table_of_hours():
 
 def test_updates_of_a_paper_run():
     """400 updates of m = 250 in the first 100k steps, then one per 1000."""
-    steps = list(update_steps(configure(game="Pong", preset="paper", device="cpu")))
+    steps = workload(configure(game="Pong", preset="paper", device="cpu"), PONG).updates()
     assert len(steps) == 399 + 900
     assert steps[0] == 250
     assert steps[398:401] == [99_750, 100_000, 101_000]
@@ -257,6 +345,47 @@ def test_forecast_of_evaluation(episodes):
     assert forecast(config, PONG, FREE).seconds["evaluation"] == pytest.approx(100 * episodes * 2000 * 1e-3)
     assert forecast(config, PONG, FREE, episode=500).seconds["evaluation"] == pytest.approx(100 * episodes * 500e-3)
     assert "evaluation" not in forecast(replace(config, eval_every=0), PONG, FREE).seconds
+
+
+def test_a_prediction_for_every_agent(cli_run):
+    for algo in AGENTS:
+        shown = cli_run("psdrl", "cost", "--algo", algo, "--env", "deepsea-8", "--device", "a100")
+        assert (shown.code, f"{algo} on deepsea-8" in shown.out) == (0, True)
+    unknown = cli_run("psdrl", "cost", "--env", "deepsea-8", "--preset", "fast")
+    assert (unknown.code, "no preset 'fast'" in unknown.err) == (2, True)
+
+
+def test_an_agent_that_nobody_described(monkeypatch):
+    config = configure(game="Pong", preset="debug", device="cpu")
+    monkeypatch.setattr(PsdrlAgent, "workload", Agent.workload)
+    with pytest.raises(UserError, match="no cost model of psdrl"):
+        workload(config, PONG)
+
+
+def test_bootstrap_asks_its_networks_only_after_the_random_steps():
+    config = configure(algo="bootstrap", game="Pong", preset="debug", device="cpu", steps=1000)
+    config = replace(config, exploration=replace(config.exploration, random_steps=250, epsilon=0.0, epsilon_steps=0))
+    assert workload(config, PONG).act(1).times == pytest.approx(0.75, abs=0.01)
+
+
+def test_bootstrap_gathers_the_weights_of_the_head_that_acts():
+    config = configure(algo="bootstrap", game="Pong", preset="paper", device="cpu")
+    work = BootstrapWorkload(config, PONG)
+    torso, heads = (2 * weights(part) for part in (work.networks.online.torso, work.networks.online.heads))
+    assert work.play().parts[0].weights == pytest.approx(torso + heads, rel=0.03), "all vote"
+    assert work.act(1).parts[0].weights == pytest.approx(torso + 3 * heads / 9, rel=0.06)
+    assert work.act(9).parts[0].weights < work.act(8).parts[0].weights, "from 9 rows on nothing is gathered"
+
+
+@pytest.mark.parametrize(("launches", "gradient"), [(0, 1e9), (50 * 34 / 2, 2e9), (1e9, 1e10)])
+def test_rates_are_those_of_the_trials(launches, gradient, monkeypatch):
+    """Launching is no part of a rate, nine tenths of the time at most; where there is no trial, products stand for it.
+    Everything takes 20 ms, also 50 tiny steps of 34 operations."""
+    monkeypatch.setattr("psdrl.cost.devices.best", lambda call: 0.02)
+    device = measure_here({"flops": Trial(2e7, list), "gradient": Trial(2e7, list, launches)})
+    assert device.flops == device.convolution == device.flops64 == pytest.approx(1e9)
+    assert device.gradient == pytest.approx(gradient)
+    assert device.launch == pytest.approx(0.02 / 50 / 34)
 
 
 def test_command_line(cli_run):
@@ -290,8 +419,8 @@ def test_states_drawn_again_are_not_predicted_again(transitions):
     drawn = torch.stack([replay.sample(16, 10, rng).slots[:, :-1] for _ in range(20)])
     share = len(drawn.unique()) / drawn.numel()
     flops = {start: update_work(config, PONG, transitions)["value"].total for start, config in kinds.items()}
-    s = Sizes.of(kinds["zero"], PONG)
-    lookahead = 2 * drawn.numel() * (s.state + s.actions * (s.forward_model.action + s.termination))
+    work = PsdrlWorkload(kinds["zero"], PONG)
+    lookahead = 2 * drawn.numel() * (work.ahead + 6 * work.termination)
     assert flops["zero"] - flops["episode"] == pytest.approx((1 - share) * lookahead, rel=0.05)
 
 
@@ -302,4 +431,5 @@ def test_without_memory_planning_is_within_episodes():
         configure(game="Pong", preset="debug", value=value, forward={"recurrent": 0}) for value in settings
     )
     assert update_work(zero, PONG, 300) == update_work(episode, PONG, 300)
-    assert memory(zero, PONG)["predictions"] == memory(episode, PONG)["predictions"] > 0
+    bytes_of = [workload(config, PONG).memory()["predictions"] for config in (zero, episode)]
+    assert bytes_of[0] == bytes_of[1] > 0

@@ -8,8 +8,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 # Each room may import from rooms before it and from its own; rooms of one line do not know each other.
 ORDER = (
-    ("psdrl.errors", "psdrl.version"),
+    ("psdrl.errors", "psdrl.version", "psdrl.console"),
     ("psdrl.config",),
+    ("psdrl.flags",),
     ("psdrl.envs", "psdrl.runtime", "psdrl.kernels", "psdrl._C"),
     ("psdrl.replay",),
     ("psdrl.agents",),
@@ -17,7 +18,7 @@ ORDER = (
     ("psdrl.run",),
     ("psdrl.api",),
     ("psdrl",),  # psdrl/__init__.py: what `from psdrl import ...` offers
-    ("psdrl.doctor",),
+    ("psdrl.doctor", "psdrl.catalogue"),
     ("psdrl.cli",),
     ("psdrl.experiments",),
     ("psdrl.train", "psdrl.evaluate"),  # python -m psdrl.train
@@ -99,11 +100,17 @@ def test_agents_do_not_know_each_other() -> None:
                 assert not others, f"{module_of(path)} imports {name}"
 
 
-def test_a_run_knows_agents_by_their_interface_only() -> None:
-    for path in (ROOT / "psdrl" / "run").glob("*.py"):
+KNOWN = ("psdrl.agents", "psdrl.agents.interface", "psdrl.agents.registry")
+
+
+@pytest.mark.parametrize("room", ["run", "cost", "doctor", "runtime"])
+def test_agents_are_known_by_their_interface_only(room: str) -> None:
+    """Nor does a run ask which kernels serve: its agent says so."""
+    for path in (ROOT / "psdrl" / room).glob("*.py"):
         for name in imported(path):
+            assert room != "run" or not name.startswith("psdrl.kernels"), f"{module_of(path)} imports {name}"
             if name.startswith("psdrl.agents"):
-                assert name in ("psdrl.agents.interface", "psdrl.agents.registry"), f"{module_of(path)} imports {name}"
+                assert name in KNOWN, f"{module_of(path)} imports {name}"
 
 
 @pytest.mark.parametrize("folder", ["tests", "bench"])

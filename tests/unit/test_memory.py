@@ -6,7 +6,7 @@ import torch
 
 from psdrl import configure
 from psdrl.agents.psdrl.synthetic import debug_agent
-from psdrl.cost.work import memory
+from psdrl.agents.psdrl.work import PsdrlWorkload
 from psdrl.envs.vector import EnvSpec
 from tests.helpers import Allocations, largest_tensor
 
@@ -47,13 +47,13 @@ def test_peak_grows_with_the_buffer_by_the_latent_table_only():
 
 def test_the_paper_preset_stays_under_8_gb_besides_the_frames():
     config = configure(game="Pong", preset="paper", device="cpu")
-    parts = memory(config, EnvSpec("Pong", "image", (1, 64, 64), "uint8", 18, "none"))
+    parts = PsdrlWorkload(config, EnvSpec("Pong", "image", (1, 64, 64), "uint8", 18, "none")).memory()
     assert sum(parts.values()) - parts["replay"] < 8e9
 
 
 def test_the_cost_model_bounds_the_measured_peak():
     agent, allocations = measured((150, 60, 90), 420)
-    parts = memory(agent.config, agent.spec)
+    parts = PsdrlWorkload(agent.config, agent.spec).memory()
     # Networks and replay exist already; what an update allocates is the rest, besides one set of gradients.
     predicted = parts["latents"] + parts["posterior"] + parts["activations"] + parts["networks"] / 4
     assert 0.2 * predicted < allocations.peak < predicted

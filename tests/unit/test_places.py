@@ -15,7 +15,7 @@ from psdrl.agents.psdrl.lookahead import grid as fast
 from psdrl.agents.psdrl.models import LocalFeatures, LocalForwardModel, LocalTanhNet
 from psdrl.agents.psdrl.regression import LocalStatistics
 from psdrl.agents.psdrl.synthetic import debug_agent
-from psdrl.cost.sizes import Sizes
+from psdrl.agents.psdrl.work import PsdrlWorkload
 from psdrl.envs.vector import EnvSpec
 from psdrl.errors import UserError
 from tests.helpers import LOCAL, Allocations, largest_tensor
@@ -251,15 +251,19 @@ def test_cost_model_counts_places(skip):
     agent = debug_agent(
         "fast", torch.float32, kind="grid", forward={**LOCAL, "skip": skip}, termination={"local": True}
     )
-    sizes, models = Sizes.of(agent.config, agent.spec), agent.models
-    for part, module in {"forward": models.forward_model, "termination": models.termination}.items():
-        assert sizes.parameters[part] == sum(p.numel() for p in module.parameters() if p.ndim > 1), part
+    work, models = PsdrlWorkload(agent.config, agent.spec), agent.models
     model = fast.fold(models.forward_model, agent.model)
     places, inner = model.places.count, sum(weight.numel() for weight, _ in model.hidden)
     per_state = model.gru.numel() + model.recurrent.numel() + places * (model.seen.numel() + model.own.numel())
-    assert sizes.state == per_state
     per_action = model.first.numel() + model.direct.numel() + places * (inner + model.output[:-1].numel())
-    assert sizes.forward_model.action == per_action + model.output[-1:].numel()
+    per_action += model.output[-1:].numel()
+    assert work.ahead == per_state + agent.spec.num_actions * per_action
+    first, *hidden, last = (layer.weight.numel() for layer in models.termination.layers)
+    assert work.termination == places * (first + sum(hidden)) + last
+    read = per_state + per_action - (places - 1) * (model.seen.numel() + model.own.numel() + inner)
+    read += first + sum(hidden) + last - (places - 1) * model.output[:-1].numel()
+    read += sum(layer.weight.numel() for layer in models.value[0].layers)
+    assert work.act(1).parts[0].weights == read, "every weight once, however many places"
     agent.update()
     with Allocations() as allocations:
         agent.update()

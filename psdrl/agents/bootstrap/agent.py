@@ -13,6 +13,7 @@ from psdrl.agents.bootstrap.acting import HeadActor, Stacks, VoteActor
 from psdrl.agents.bootstrap.learning import make_optimiser, make_step
 from psdrl.agents.bootstrap.network import Networks
 from psdrl.agents.bootstrap.settings import BootstrapConfig
+from psdrl.agents.bootstrap.work import BootstrapWorkload
 from psdrl.agents.interface import Actor, Agent, Metrics
 from psdrl.envs.vector import EnvSpec, Step
 from psdrl.kernels import triton_support
@@ -157,6 +158,11 @@ class BootstrapAgent(Agent):
             "heads": f"{prior}, mask probability {config.learning.mask_probability:g}",
             "parameters": f"{torso + heads:,} (torso {torso:,}, heads {heads:,}), and as many in target and prior",
         }
+
+    @classmethod
+    def workload(cls, config: BootstrapConfig, spec: EnvSpec) -> BootstrapWorkload:
+        """What a gradient step and an action do."""
+        return BootstrapWorkload(config, spec)
 
     @property
     def fallbacks(self) -> list[str]:

@@ -12,11 +12,12 @@ from torch import Tensor
 from psdrl.agents.interface import Agent
 from psdrl.agents.psdrl import learning, oracle, planning, posterior, statistics
 from psdrl.agents.psdrl.acting import Actor
-from psdrl.agents.psdrl.kernel_calls import check_kernels
+from psdrl.agents.psdrl.kernel_calls import check_kernels, serving
 from psdrl.agents.psdrl.learning import make_optimisers
 from psdrl.agents.psdrl.models import Models, SampledModel
 from psdrl.agents.psdrl.posterior import Posterior, as_model
 from psdrl.agents.psdrl.settings import PsdrlConfig
+from psdrl.agents.psdrl.work import PsdrlWorkload
 from psdrl.envs.vector import EnvSpec, Step
 from psdrl.kernels import triton_support
 from psdrl.replay.episodes import Batch, Replay
@@ -200,15 +201,24 @@ class PsdrlAgent(Agent):
         return Actor(self, 1, self.evaluation_seed + stream, model)
 
     def description(self) -> dict[str, str]:
-        """Sampling rule and sizes of the networks."""
+        """Sampling rule, sizes of the networks, and what serves on this device."""
         counts = dict(self.models.counts())
         parts = ", ".join(f"{name.replace('_model', '')} {count:,}" for name, count in counts.items())
-        return {"posterior": f"rule {self.config.rule}", "parameters": f"{sum(counts.values()):,} ({parts})"}
+        return {
+            "posterior": f"rule {self.config.rule}",
+            "parameters": f"{sum(counts.values()):,} ({parts})",
+            "kernels": serving(self.device),
+        }
 
     @classmethod
     def failed_checks(cls, config: PsdrlConfig, spec: EnvSpec, device: torch.device) -> dict[str, str]:
         """Kernels that fail at the shapes and in the precision of this configuration."""
         return {f"{f.operation} ({f.backend})": f.problem or "" for f in check_kernels(config, spec, device)}
+
+    @classmethod
+    def workload(cls, config: PsdrlConfig, spec: EnvSpec) -> PsdrlWorkload:
+        """What each phase does."""
+        return PsdrlWorkload(config, spec)
 
     @property
     def fallbacks(self) -> list[str]:

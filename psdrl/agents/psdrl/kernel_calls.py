@@ -13,7 +13,7 @@ from psdrl.agents.psdrl.models import Models, SampledModel
 from psdrl.agents.psdrl.planning import value_gradient
 from psdrl.agents.psdrl.settings import PsdrlConfig
 from psdrl.envs.vector import EnvSpec
-from psdrl.kernels import checks
+from psdrl.kernels import checks, dispatch, posterior
 from psdrl.kernels.linear_tanh import linear_tanh
 
 
@@ -69,3 +69,14 @@ def check_kernels(config: PsdrlConfig, spec: EnvSpec, device: torch.device) -> l
     calls, features = KernelCalls.of(config, spec)
     precision = "fp32" if device.type == "cpu" and config.precision == "tf32" else config.precision
     return checks.start_up(device, precision, calls, features)
+
+
+def serving(device: torch.device) -> str:
+    """Which backends serve on this device, and why better ones do not."""
+    serving = {choice.backend: choice.refused for choice in dispatch.explain(device).values()}
+    lookahead = "; ".join(
+        " ".join([name, *(f"({other} refused: {why})" for other, why in refused.items())])
+        for name, refused in serving.items()
+    )
+    reason = posterior.unavailable(device)
+    return f"lookahead {lookahead}; posterior " + ("csrc" if reason is None else f"PyTorch ({reason})")
