@@ -1,4 +1,5 @@
-# make train   set up .venv (first time only) and train PSDRL on Pong; GAME=... and ARGS="..." pass through
+# make train   set up .venv (first time only) and train PSDRL on Pong; make train ENV=deepsea-10 trains on another
+#              environment or game, ARGS="--steps 20000" passes flags through
 # make quick   tests/unit: pure tests, under a minute on two cores
 # make test    ruff, mypy and all tests but the slow ones (what .ci/run calls), under 10 minutes with the set-up
 # make slow    the slow tests; each has a short version in make test
@@ -10,8 +11,10 @@
 #              value is computed (tests/hollow/README.md). The first time it makes CUDA_VENV (.cuda-venv, some 8 GB) with
 #              PYTHON312 (python3.12: for this version torch 2.13.0 is a CUDA build); needs nvcc and gcc. About 8
 #              minutes on two idle cores; CUDA_ARGS=--short takes four and does not write docs/cuda-check.md
+# make docs    the documentation as a site in build/site, in strict mode: a broken link is an error
 # make bench   the benchmark suites and the phase table (half an hour, on an idle machine)
 GAME ?= Pong
+ENV ?= $(GAME)
 ARGS ?=
 RESULTS ?= results
 PYTHON ?= python3
@@ -21,9 +24,9 @@ CUDA_VENV ?= .cuda-venv
 PYTHON312 ?= python3.12
 CUDA_ARGS ?= --out docs/cuda-check.md
 
-.PHONY: train quick test slow learn bench sanitize cuda-check clean
+.PHONY: train quick test slow learn bench docs sanitize cuda-check clean
 train: $(READY)
-	$(BIN)/python -m psdrl.train --game $(GAME) $(ARGS)
+	$(BIN)/psdrl train $(ENV) $(ARGS)
 
 quick: $(READY)
 	$(BIN)/python -m pytest -n auto tests/unit
@@ -32,6 +35,7 @@ test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy docs/hooks/*.py
 	$(BIN)/python -m pytest -n auto -m "not slow"
 
 slow: $(READY)
@@ -45,6 +49,10 @@ bench: $(READY)
 learn: $(READY)
 	$(BIN)/python -m psdrl.experiments.learn --jobs 2 --results $(RESULTS)
 	$(BIN)/python -m psdrl.experiments.figures $(RESULTS)
+
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "Read it: build/site/index.html"
 
 sanitize: $(READY)
 	PYTHON=$(BIN)/python sh tests/host/sanitize.sh

@@ -45,7 +45,7 @@ def run_phase(agent, phase):
         assert isinstance(data, Statistics)
         return {"gram": data.lower.tril(), "cross": data.cross, "squares": data.squares}
     elif phase == "value":
-        path.train_value(*common, latents, agent.batch, agent.model, agent.config, None, *how)
+        path.train_value(*common, agent.replay, latents, agent.batch, agent.model, agent.config, *how)
     return parameters(agent)
 
 

@@ -88,7 +88,7 @@ def unit(name: Unit, agent: PsdrlAgent, path: str) -> tuple[Callable[[], object]
     if name == "forward_step":
         return lambda: code.train_forward(models, optimisers, table, sampler(size, steps), short), steps
     train = planning.train_value if path == "fast" else oracle.train_value
-    return lambda: train(models, optimisers, table, sampler(size, steps), agent.model, short), steps
+    return lambda: train(models, optimisers, replay, table, sampler(size, steps), agent.model, short), steps
 
 
 def _latents(agent: PsdrlAgent, path: str) -> Any:

@@ -18,8 +18,7 @@ from torch import Tensor
 from bench.workload import make_agent
 from psdrl.agents.psdrl.agent import PsdrlAgent
 from psdrl.agents.psdrl.learning import encode_buffer
-from psdrl.agents.psdrl.lookahead.factored import fold, predict
-from psdrl.agents.psdrl.models import SampledModel
+from psdrl.agents.psdrl.lookahead import predict
 from psdrl.agents.psdrl.settings import PosteriorConfig
 from psdrl.kernels import dispatch
 from psdrl.kernels.checks.rounding import Emulated, cut_to_tf32, to_tf32
@@ -29,15 +28,14 @@ from psdrl.runtime.execution import Execution
 @torch.no_grad()
 def targets(agent: PsdrlAgent, weight: Tensor, execution: Execution, product: AbstractContextManager) -> Tensor:
     """max over actions of r^ + gamma v^ for all stored states, from hidden states of one stream of numbers."""
-    models, config = agent.models, agent.config
+    models, model = agent.models, agent.models.forward_model
     with dispatch.force("reference"), product:
         latents = encode_buffer(models, agent.replay, execution)[agent.replay.stored_slots()]
         generator = torch.Generator().manual_seed(0)
-        hidden = torch.tanh(torch.randn(len(latents), config.forward.hidden, generator=generator)).to(latents)
-        model = fold(models.forward_model, SampledModel(weight, weight.new_zeros(len(weight))))
+        hidden = torch.tanh(torch.randn(len(latents), model.hidden_size, generator=generator)).to(latents)
+        world = model.fold(model.sampled(weight))
         with execution.autocast():
-            ahead = predict(model, models.termination, latents, hidden, config.termination.threshold)
-            return ahead.planned(models.value, config.value.discount).double()
+            return predict(world, models.termination, latents, hidden).planned(models.value).double()
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ the same numbers with the paper's sampling rule; only the structure is theirs.
 import torch
 
 from psdrl.agents.psdrl.agent import PsdrlAgent
-from psdrl.agents.psdrl.encoder import Autoencoder
+from psdrl.agents.psdrl.autoencoder import Autoencoder
 from psdrl.agents.psdrl.learning import make_optimisers
 from psdrl.agents.psdrl.models import Models
 from psdrl.agents.psdrl.oracle import EncodeOnUse
@@ -46,7 +46,7 @@ def posterior_mean(models: Models, replay: Replay, config: PsdrlConfig) -> tuple
     longest = max(episode.length for episode in replay.episodes)
     starts = torch.tensor([episode.start for episode in replay.episodes])
     lengths = torch.tensor([episode.length for episode in replay.episodes])
-    hidden = forward_model.output.weight.new_zeros(len(starts), config.forward.hidden)
+    hidden = forward_model.no_hidden(len(starts))
     features, targets = [], []
     for t in range(longest):
         now = (starts + torch.minimum(torch.tensor(t), lengths - 1)) % replay.num_slots  # padded
@@ -56,8 +56,8 @@ def posterior_mean(models: Models, replay: Replay, config: PsdrlConfig) -> tuple
         features.append(forward_model.features(hidden, z, actions)[real])
         targets.append(torch.cat([following, replay.rewards[now, None].to(z)], 1)[real])
     phi, y = torch.cat(features).double(), torch.cat(targets).double()
-    p = config.posterior
-    precision = torch.eye(phi.shape[1], dtype=torch.float64) / p.prior_latent + phi.T @ phi / p.noise_latent
+    prior, noise = config.posterior.prior[0], config.posterior.noise[0]
+    precision = torch.eye(phi.shape[1], dtype=torch.float64) / prior + phi.T @ phi / noise
     covariance = torch.linalg.inv(precision)
-    means = [covariance @ (phi.T @ y[:, j]) / p.noise_latent for j in range(y.shape[1])]
+    means = [covariance @ (phi.T @ y[:, j]) / noise for j in range(y.shape[1])]
     return torch.stack(means), torch.linalg.cholesky(covariance)

@@ -9,7 +9,9 @@ import re
 import types
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import tyro
 
 from psdrl.errors import UserError, nearest
 
@@ -20,7 +22,7 @@ Precision = Literal["fp32", "tf32", "bf16"]
 
 @dataclass(frozen=True)
 class AtariConfig:
-    """Atari protocol; action repeat 4, minimal actions, no sticky actions, no life information. [paper]"""
+    """Atari protocol: that of the paper by default, the same in every backend."""
 
     noop_max: int = 30
     """Random number of no-ops, 1 to this, at the start of an episode. [released]"""
@@ -28,6 +30,19 @@ class AtariConfig:
     """Steps after which an episode is cut. [released]"""
     size: int = 64
     """Height and width of a frame. [paper; its model-free baselines see 84, as Nature DQN does]"""
+    repeat: int = 4
+    """Frames that an action is repeated for; an observation is the maximum of the last two. [paper]"""
+    stack: int = 1
+    """Frames in an observation, as channels, oldest first. Agents with a replay stack of their own need 1. [paper]"""
+    sticky: float = 0.0
+    """Probability that a decision is ignored and the last action repeated, drawn once per decision and by our own
+    generator, so that a run can be resumed exactly. ALE draws once per frame: at equal numbers this is harsher.
+    [paper: 0]"""
+    full_actions: bool = False
+    """All 18 actions of the joystick instead of those that the game uses. [paper: minimal]"""
+    life_loss: bool = False
+    """In training a lost life ends the episode; scores and evaluation are of whole games. [paper: no life
+    information]"""
 
 
 @dataclass(frozen=True)
@@ -68,6 +83,14 @@ class Config:
     num_envs; EnvPool and ale step in threads of their own, other backends gain nothing. [ours]"""
     env_backend: Literal["auto", "envpool", "ale", "gymnasium"] = "auto"
     """What runs Atari: EnvPool, ale-py's vector environment, or gymnasium; auto takes the first that is installed."""
+    env_process: bool = False
+    """Run each environment of --env in a process of its own: they step side by side, and one that dies or hangs is
+    replaced; a step costs some 0.1 ms more. [ours]"""
+    env_timeout: float = 60.0
+    """With --env-process: seconds after which an environment that does not answer is taken for hung. [ours]"""
+    env_restarts: int = 10
+    """How often in a row an environment of --env that fails (raises, returns NaN, dies, hangs) is made anew and its
+    episode discarded; an episode that ends begins the count again. [ours]"""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N; auto takes a GPU if there is one."""
     compile: bool = False
@@ -84,6 +107,8 @@ class Config:
     """Most rows that a network sees at once: bounds memory, changes no result but rounding. [ours: measured]"""
     logdir: Path | None = None
     """Where everything is written; the same directory resumes. Default: runs/ENV-ALGO-SEED."""
+    log: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """Log to wandb or mlflow too, or both (wandb,mlflow); metrics.jsonl and TensorBoard are always written."""
     resume: Literal["auto", "never", "must"] = "auto"
     """Continue a run found in logdir: if there is one, never (refuse), or insist on one."""
     eval_every: int = 10_000
@@ -92,6 +117,8 @@ class Config:
     """Episodes per evaluation, on an environment of its own. [released]"""
     checkpoint_every: int = 50_000
     """Steps between two checkpoints; 0: only at the end and when interrupted. [ours]"""
+    checkpoint_keep: int = 2
+    """Checkpoints that are kept: if the last one is damaged, the one before serves. [ours]"""
     atari: AtariConfig = field(default_factory=AtariConfig)
     minatar: MinAtarConfig = field(default_factory=MinAtarConfig)
 
@@ -125,11 +152,12 @@ class Config:
         if self.atari.noop_max < 1:
             raise UserError("--atari.noop-max must be at least 1: EnvPool crashes on 0 (use 1 for the shortest start).")
         at_least(self, MINIMA)
+        positive(self, ("env_timeout",))
         if self.num_envs % self.env_groups:
             raise UserError(
                 f"--env-groups is {self.env_groups} but must divide --num-envs {self.num_envs}: groups are of one size."
             )
-        shares(self, ("minatar.sticky",))
+        shares(self, ("minatar.sticky", "atari.sticky"))
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as JSON-ready values."""
@@ -147,11 +175,15 @@ MINIMA = {
     "num_envs": 1,
     "env_groups": 1,
     "chunk_rows": 1,
+    "env_restarts": 0,
     "eval_every": 0,
     "eval_episodes": 1,
     "checkpoint_every": 0,
+    "checkpoint_keep": 1,
     "atari.max_steps": 1,
     "atari.size": 1,
+    "atari.repeat": 1,
+    "atari.stack": 1,
     "minatar.max_steps": 1,
     "minatar.stack": 1,
 }

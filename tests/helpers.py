@@ -12,17 +12,24 @@ from torch.utils._pytree import tree_leaves
 
 import psdrl
 from psdrl.agents.psdrl.agent import PsdrlAgent
-from psdrl.agents.psdrl.lookahead import Lookahead, factored
-from psdrl.agents.psdrl.models import ForwardModel, Models, Smallest, TanhNet
+from psdrl.agents.psdrl.flat_model import FlatModel
+from psdrl.agents.psdrl.lookahead import predict
+from psdrl.agents.psdrl.models import Models
+from psdrl.agents.psdrl.networks import TanhNet
+from psdrl.agents.psdrl.oracle import Lookahead
 from psdrl.agents.psdrl.settings import PsdrlConfig
 from psdrl.agents.psdrl.synthetic import add_episode, agent_of
+from psdrl.agents.psdrl.value import MinEnsemble
 from psdrl.agents.psdrl.work import PsdrlWorkload
+from psdrl.agents.psdrl.world_model import SampledModel, WorldModel
 from psdrl.envs.vector import EnvSpec, Step, VectorEnv
 from psdrl.replay.episodes import Replay
-from psdrl.run.log import Log
+from psdrl.run.callbacks import Scalars
 
 Array = NDArray[np.float64]
-LOCAL = {"local": True, "feature_activation": "tanh"}  # forward settings of networks that treat places alike
+INPUTS = {"features": "tanh+inputs"}  # forward settings: the inputs are among the features
+GRID: dict[str, Any] = {"grid": True, "forward": {"features": "tanh"}}
+GRID_INPUTS: dict[str, Any] = {"grid": True, "forward": INPUTS}
 # Makes packages look as if they were not installed: neither found nor importable.
 BLOCKER = """
 import importlib.machinery, sys
@@ -80,7 +87,7 @@ def sigmoid(x: Array) -> Array:
     return 1 / (1 + np.exp(-x))
 
 
-def hand_hidden(model: ForwardModel, z: Array, action: NDArray, h: Array) -> Array:
+def hand_hidden(model: WorldModel, z: Array, action: NDArray, h: Array) -> Array:
     """The GRU cell for z (n, Z), actions (n,), h (n, H)."""
     p = parameters_of(model.gru)
     x = np.concatenate([z, np.eye(model.num_actions)[action]], 1)
@@ -91,20 +98,21 @@ def hand_hidden(model: ForwardModel, z: Array, action: NDArray, h: Array) -> Arr
     return (1 - update) * candidate + update * h
 
 
-def hand_features(model: ForwardModel, next_hidden: Array, z: Array, action: NDArray) -> Array:
-    """phi on [h', z, onehot(a)]: tanh layers, the last one linear; with `skip` the inputs as well."""
+def hand_features(model: WorldModel, next_hidden: Array, z: Array, action: NDArray) -> Array:
+    """phi on [h', z, onehot(a)]: tanh layers, the last of which may be linear; perhaps the inputs as well."""
+    assert isinstance(model, FlatModel)
     p = parameters_of(model.layers)
     x = inputs = np.concatenate([next_hidden, z, np.eye(model.num_actions)[action]], 1)
     count = len(model.layers)
     for i in range(count):
         x = x @ p[f"{i}.weight"].T + p[f"{i}.bias"]
-        x = x if i == count - 1 else np.tanh(x)
-    return np.concatenate([x, inputs], 1) if model.skip else x
+        x = np.tanh(x) if i < count - 1 or model.tanh_features else x
+    return np.concatenate([x, inputs], 1) if model.with_inputs else x
 
 
-def hand_net(net: TanhNet | Smallest, x: Array) -> Array:
+def hand_net(net: TanhNet | MinEnsemble, x: Array) -> Array:
     """Tanh layers and one linear output: (n, inputs) -> (n,); of several networks the smallest."""
-    if isinstance(net, Smallest):
+    if isinstance(net, MinEnsemble):
         return np.min([hand_net(network, x) for network in net.networks()], 0)
     p = parameters_of(net.layers)
     count = len(net.layers)
@@ -115,7 +123,7 @@ def hand_net(net: TanhNet | Smallest, x: Array) -> Array:
 
 
 def hand_returns(
-    models: Models, weight: Array, bias: Array, z: Array, h: Array, discount: float, value: Smallest
+    models: Models, weight: Array, bias: Array, z: Array, h: Array, discount: float, value: MinEnsemble
 ) -> tuple[Array, Array]:
     """Eq. 6 and 7: r^ + gamma 1[omega < 0.5] V(z^, h') (n, A) and h' (n, A, H)."""
     returns, hidden = [], []
@@ -137,7 +145,7 @@ def count_steps(optimiser: torch.optim.Optimizer) -> list[int]:
     return steps
 
 
-class ListLog(Log):
+class ListLog(Scalars):
     """Keeps what the training loop logs."""
 
     def __init__(self) -> None:
@@ -197,7 +205,9 @@ class ScriptedEnv(VectorEnv):
             if t + 1 == plan.length:
                 terminated[i], truncated[i] = plan.end in ("terminated", "both"), plan.end in ("truncated", "both")
         self._ended = terminated | truncated
-        return Step(self._observation(), reward, terminated, truncated, started)
+        return Step(
+            self._observation(), reward, terminated, truncated, started, self._ended, np.zeros(self.num_envs, bool)
+        )
 
     def close(self) -> None:
         pass
@@ -220,11 +230,12 @@ def stored_episodes(replay: Replay) -> list[dict[str, NDArray]]:
 
 
 @torch.no_grad()
-def fast_lookahead(forward_model, sample, termination, value, latents, hidden, discount, threshold=0.5) -> Lookahead:
-    """`reference.lookahead` by the operations that acting and planning use."""
-    model = forward_model.fold(sample)
-    predictions = factored.predict(model, termination, latents, hidden, threshold)
-    return Lookahead(predictions.returns(value, discount), predictions.latents_hidden[..., latents.shape[1] :])
+def fast_lookahead(
+    models: Models, sample: SampledModel, value: MinEnsemble, latents: torch.Tensor, hidden: torch.Tensor
+) -> Lookahead:
+    """`oracle.lookahead` by the operations that acting and planning use."""
+    ahead = predict(models.forward_model.fold(sample), models.termination, latents, hidden)
+    return Lookahead(ahead.returns(value), ahead.latents_hidden[..., latents.shape[1] :])
 
 
 def largest_tensor(config: PsdrlConfig, spec: EnvSpec) -> float:

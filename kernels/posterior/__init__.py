@@ -1,5 +1,8 @@
 """Bayesian linear regression of the output layer (Eq. 4): sums, factors, means, samples.
 
+`group` holds counts, not labels: [1536, 1] says that the first 1536 outputs share one prior and noise variance (and so
+one factor) and the last has its own. See docs/library.md for an example.
+
 Each function runs the operation of csrc/ where it is built for the tensors' device, else the oracle, with the same
 signature; `unavailable` says why. No gradients: asking for one is an error.
 """
@@ -33,7 +36,7 @@ def posterior_factor(
 
 
 def posterior_mean(factors: Tensor, cross: Tensor, group: Sequence[int], noise_variances: Tensor) -> Tensor:
-    """Means (o, k); see `reference`."""
+    """Means (o, k); `group`: outputs per factor, adding up to o; see `reference`."""
     return _implementation(factors).posterior_mean(factors, cross, group, noise_variances)
 
 
@@ -45,5 +48,5 @@ def posterior_sample(
     samples: int = 1,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Draws (S, o, k); see `reference`."""
+    """Draws (S, o, k); `group`: outputs per factor, adding up to o; see `reference`."""
     return _implementation(factors).posterior_sample(factors, mean, group, eps, samples, generator)

@@ -1,8 +1,8 @@
 """The oracle: Eq. 4 in float64, each line one formula; also the fallback where the extension is missing.
 
-k features, o outputs, g groups of outputs that share a prior and a noise variance, n rows, S samples. `group` lists
-the outputs per group, which are contiguous and in the order of the factors. Of a symmetric matrix only the lower
-triangle counts.
+k features, o outputs, g groups of outputs that share a prior and a noise variance, n rows, S samples. `group` holds
+the count of outputs per group, such as [1536, 1]; groups are contiguous and in the order of the factors. Of a symmetric
+matrix only the lower triangle counts.
 """
 
 from collections.abc import Sequence

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from psdrl.config import Config
 from psdrl.envs.vector import EnvSpec, Step
+from psdrl.replay.rows import Rings
 from psdrl.runtime.work import Workload
 
 Metrics = dict[str, float]
@@ -39,16 +40,6 @@ class Actor(Protocol):
         """Actions (N,) for observations (N, ...)."""
 
 
-class Memory(Protocol):
-    """A replay buffer, as far as checkpoints know it."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """What is stored."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
-
-
 class Agent(ABC):
     """What learns in a run. Its class is made by name (`psdrl.agents.registry`), from settings and an environment."""
 
@@ -58,7 +49,7 @@ class Agent(ABC):
     spec: EnvSpec
     device: torch.device
     actors: Sequence[Actor]  # one per group of environments
-    replay: Memory
+    replay: Rings  # as far as checkpoints know it
 
     def __init__(self) -> None:
         self.failed: dict[str, str] = {}  # start-up checks that failed, see `failed_checks`
@@ -95,8 +86,10 @@ class Agent(ABC):
         """Learn; returns what is worth logging."""
 
     @abstractmethod
-    def player(self, stream: int, policy: str | None = None) -> Actor:
-        """Plays one environment by one of POLICIES, with a random stream of its own: training goes on undisturbed."""
+    def player(self, stream: int, policy: str | None = None, num_envs: int = 1, epsilon: float | None = None) -> Actor:
+        """Plays environments by one of POLICIES, with a random stream of its own: training goes on undisturbed.
+
+        epsilon: probability of a random action; by default that of the agent's own evaluation."""
 
     @abstractmethod
     def description(self) -> dict[str, str]:

@@ -51,6 +51,14 @@ class DeepSea(gymnasium.Env[NDArray, np.int64]):
         self._row += 1
         return self._observation(), reward, self._row == self.size, False, {}
 
+    def state_dict(self) -> dict[str, Any]:
+        """Where the diver is."""
+        return {"row": self._row, "column": self._column}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put the diver back."""
+        self._row, self._column = state["row"], state["column"]
+
     def _observation(self) -> NDArray:
         """The absorbing state below the last row shows no diver."""
         if self.image:

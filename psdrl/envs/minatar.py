@@ -1,11 +1,14 @@
 """MinAtar games as gymnasium environments: 10 x 10 binary planes, flattened; minimal actions."""
 
+import copy
 from collections import deque
 from typing import Any
 
 import gymnasium
 import numpy as np
 from numpy.typing import NDArray
+
+from psdrl.config import MinAtarConfig
 
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 
@@ -44,6 +47,27 @@ class MinAtar(gymnasium.Env[NDArray, np.int64]):
         reward, terminated = self._game.act(self._actions[action])
         return self._observation(), float(reward), bool(terminated), False, {}
 
+    def state_dict(self) -> dict[str, Any]:
+        """The game's variables, its generator (which also draws sticky actions), the last action and the frames."""
+        game = {name: _plain(value) for name, value in vars(self._game.env).items() if name != "random"}
+        return {
+            "game": game,
+            "random": self._game.random.get_state(legacy=False),
+            "last_action": int(self._game.last_action),
+            "frames": np.stack(self._frames),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse of `state_dict`."""
+        if set(state["game"]) | {"random"} != set(vars(self._game.env)):
+            raise ValueError("this is the state of another game or version")
+        for name, value in state["game"].items():
+            setattr(self._game.env, name, copy.deepcopy(value))
+        self._game.random.set_state(state["random"])
+        self._game.env.random = self._game.random
+        self._game.last_action = state["last_action"]
+        self._frames.extend(np.array(state["frames"], np.uint8))
+
     def _observation(self) -> NDArray[np.uint8]:
         self._frames.appendleft(self._game.state().astype(np.uint8))
         return np.concatenate(self._frames, 2).reshape(-1)
@@ -54,3 +78,16 @@ class MinAtar(gymnasium.Env[NDArray, np.int64]):
         palette = np.random.default_rng(7).integers(60, 256, (planes.shape[2] + 1, 3)).astype(np.uint8)
         palette[0] = 0
         return palette[channel].repeat(16, 0).repeat(16, 1)
+
+
+def make_minatar(game: str, protocol: MinAtarConfig, mode: str | None = None) -> gymnasium.Env[NDArray, np.int64]:
+    """A game in this protocol."""
+    env = MinAtar(game, protocol.sticky, protocol.ramping, protocol.stack, mode)
+    return gymnasium.wrappers.TimeLimit(env, protocol.max_steps)
+
+
+def _plain(value: Any) -> Any:
+    """A copy of nested lists whose numbers are Python's; arrays stay arrays."""
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return value.item() if isinstance(value, np.generic) else copy.deepcopy(value)

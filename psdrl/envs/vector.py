@@ -3,15 +3,19 @@
 Autoreset is next-step, as in EnvPool and gymnasium: the step that ends an episode returns its final observation;
 the following `step` ignores the action of that environment and returns the first observation of a new episode with
 `started` set. Such a row is no transition: it is neither stored nor counted.
+
+State: `state()` is that of the last `recv` or `reset`, whatever was sent since, and `restore` continues from it in
+another process, bit for bit. It is made of nested dicts, JSON values and NumPy arrays: reading one executes no code.
 """
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-import gymnasium
 import numpy as np
 from numpy.typing import NDArray
+
+State = dict[str, Any]  # nested dicts of JSON values and NumPy arrays
 
 
 @dataclass(frozen=True)
@@ -27,14 +31,34 @@ class EnvSpec:
     grid: tuple[int, int, int] | None = None  # vector: height, width and channels of the grid that was flattened
 
 
-class Step(NamedTuple):
-    """Outcome of one step of N environments."""
-
+class _Columns(NamedTuple):
     observation: NDArray  # (N, *shape)
     reward: NDArray[np.float32]  # (N,)
     terminated: NDArray[np.bool_]  # (N,) the observation is an absorbing state
     truncated: NDArray[np.bool_]  # (N,) the episode was cut
     started: NDArray[np.bool_]  # (N,) the row only started a new episode
+    over: NDArray[np.bool_]  # (N,) the score is complete: not where a lost life ended the episode and the game goes on
+    failed: NDArray[np.bool_]  # (N,) started, because the environment failed: its running episode is to be forgotten
+
+
+class Step(_Columns):
+    """Outcome of one step of N environments; by default every end completes a score, and nothing has failed."""
+
+    __slots__ = ()
+
+    def __new__(
+        cls,
+        observation: NDArray,
+        reward: NDArray[np.float32],
+        terminated: NDArray[np.bool_],
+        truncated: NDArray[np.bool_],
+        started: NDArray[np.bool_],
+        over: NDArray[np.bool_] | None = None,
+        failed: NDArray[np.bool_] | None = None,
+    ) -> "Step":
+        over = terminated | truncated if over is None else over
+        failed = np.zeros(len(started), bool) if failed is None else failed
+        return super().__new__(cls, observation, reward, terminated, truncated, started, over, failed)
 
 
 class VectorEnv(ABC):
@@ -60,6 +84,19 @@ class VectorEnv(ABC):
         self.send(actions)
         return self.recv()
 
+    def state(self) -> State | None:
+        """The environments as of the last `recv` or `reset`; None if they cannot be restored."""
+        return None
+
+    def restore(self, state: State) -> NDArray | None:
+        """Continue from `state` in environments made anew, with the same settings: the observations of then (N,
+        *shape). None if they do not play as they did: the caller resets, and forgets the running episodes."""
+        return None
+
+    def faults(self) -> list[str]:
+        """A sentence for each failure of an environment since the last call."""
+        return []
+
     @property
     def groups(self) -> "list[VectorEnv]":
         """Parts that can be sent to and received from on their own, in order of their environments."""
@@ -72,47 +109,6 @@ class VectorEnv(ABC):
     @abstractmethod
     def close(self) -> None:
         """Free what the environments hold."""
-
-
-class GymVector(VectorEnv):
-    """gymnasium environments, stepped one after another in this process."""
-
-    def __init__(self, spec: EnvSpec, envs: gymnasium.vector.SyncVectorEnv, seeds: list[int]) -> None:
-        self.spec, self.num_envs = spec, envs.num_envs
-        self._envs, self._seeds = envs, seeds
-        self._done = np.zeros(self.num_envs, bool)
-
-    def reset(self) -> NDArray:
-        self._done[:] = False
-        observation, _ = self._envs.reset(seed=self._seeds)  # type: ignore[arg-type]
-        return self._shaped(observation)
-
-    def _shaped(self, observation: NDArray) -> NDArray:
-        return np.asarray(observation, self.spec.dtype).reshape(self.num_envs, *self.spec.shape)
-
-    def send(self, actions: NDArray[np.int64]) -> None:
-        self._actions = actions
-
-    def recv(self) -> Step:
-        observation, reward, terminated, truncated, _ = self._envs.step(self._actions)
-        started = self._done
-        self._done = terminated | truncated
-        return Step(
-            self._shaped(observation),
-            np.asarray(reward, np.float32),
-            terminated,
-            truncated,
-            started,
-        )
-
-    def render(self) -> NDArray[np.uint8]:
-        frames = self._envs.render()
-        if frames is None or frames[0] is None:
-            raise RuntimeError("This environment was made without render=True.")
-        return np.asarray(frames[0], np.uint8)
-
-    def close(self) -> None:
-        self._envs.close()
 
 
 class GroupedEnv(VectorEnv):
@@ -138,6 +134,20 @@ class GroupedEnv(VectorEnv):
     def recv(self) -> Step:
         steps = [group.recv() for group in self._groups]
         return Step(*(np.concatenate(parts) for parts in zip(*steps, strict=True)))
+
+    def state(self) -> State | None:
+        states = {str(i): group.state() for i, group in enumerate(self._groups)}
+        return None if None in states.values() else states
+
+    def restore(self, state: State) -> NDArray | None:
+        if set(state) != {str(i) for i in range(len(self._groups))}:
+            return None
+        parts = [group.restore(state[str(i)]) for i, group in enumerate(self._groups)]
+        restored = [part for part in parts if part is not None]
+        return np.concatenate(restored) if len(restored) == len(parts) else None
+
+    def faults(self) -> list[str]:
+        return [fault for group in self._groups for fault in group.faults()]
 
     def render(self) -> NDArray[np.uint8]:
         return self._groups[0].render()

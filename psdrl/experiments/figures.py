@@ -24,6 +24,7 @@ from psdrl.experiments.records import Run
 # Colours of Okabe and Ito, which colour-blind readers tell apart; a dash where two are near each other in grey.
 STYLES: dict[str, tuple[str, str, str]] = {
     "psdrl": ("PSDRL", "#0072B2", "-"),
+    "bootstrap": ("Bootstrapped DQN + priors", "#D55E00", "-"),
     "mean": ("posterior mean, ε 0.05", "#009E73", "--"),
     "released": ("released rule", "#E69F00", "-"),
     "fresh-value": ("new value network", "#CC79A7", "-"),
@@ -44,6 +45,7 @@ OPTIONS = (
     ("#56B4E9", "-"),
     ("#000000", ":"),
 )
+FAR = 3  # lines beside each other end at the same step; runs more than so many times as long have a panel of their own
 plt.rcParams |= {"font.size": 8, "axes.titlesize": 9, "legend.fontsize": 7.5, "axes.grid": True, "grid.alpha": 0.25}
 plt.rcParams |= {"axes.spines.top": False, "axes.spines.right": False}
 Methods = dict[str, list[Run]]  # the runs of one environment by method, in order of seeds
@@ -76,7 +78,8 @@ def recent(env: str) -> int:
 
 def save(figure: Any, path: Path) -> None:
     """Write a small file that does not depend on the version of matplotlib's label."""
-    figure.savefig(path, dpi=110, metadata={"Software": None}, pil_kwargs={"optimize": True})
+    what = {"metadata": {"Software": None}, "pil_kwargs": {"optimize": True}}
+    figure.savefig(path, dpi=110, bbox_inches="tight", pad_inches=0.05, **what)
     plt.close(figure)
 
 
@@ -88,32 +91,44 @@ def spread(count: int, width: float) -> np.ndarray:
     return np.linspace(-width, width, count) if count > 1 else np.zeros(1)
 
 
-def growth(envs: dict[str, Methods]) -> dict[str, dict[int, list[int]]]:
-    """Episodes by method and N, of every method that solved at least two sizes with all its seeds."""
-    found: dict[str, dict[int, list[int]]] = defaultdict(dict)
+def growth(envs: dict[str, Methods]) -> dict[str, dict[int, list[Run]]]:
+    """Runs by method and N, of every method that most seeds solved at two sizes or more."""
+    found: dict[str, dict[int, list[Run]]] = defaultdict(dict)
     for env, methods in envs.items():
         for method, runs in methods.items():
-            solved = [run.solved for run in runs if run.solved]
-            if method in STYLES and len(solved) == len(runs) and not env.endswith("-image"):
-                found[method][deepsea_size(env) or 0] = solved
+            most = 2 * sum(run.solved is not None for run in runs) > len(runs)  # so the median is known
+            if method in STYLES and most and not env.endswith("-image"):
+                found[method][deepsea_size(env) or 0] = runs
     return {method: by_size for method, by_size in found.items() if len(by_size) > 1}
 
 
-def sizes(axes: Any, found: dict[str, dict[int, list[int]]]) -> None:
+def seed_mark(axes: Any, run: Run, at: tuple[float, float], colour: str, unsolved: str) -> None:
+    """A seed: a dot, or a hollow mark that points to where it would have been solved."""
+    face, marker = (colour, "o") if run.solved else ("none", unsolved)
+    axes.plot(*at, marker, color=colour, mfc=face, ms=3, mew=0.7)
+
+
+def episodes(run: Run) -> int:
+    """Episodes until solved, or those of the whole run."""
+    return run.solved or len(run.returns)
+
+
+def sizes(axes: Any, found: dict[str, dict[int, list[Run]]]) -> None:
     """Episodes until solved against N, one mark per seed."""
     shown = sorted({n for by_size in found.values() for n in by_size})
     for method, by_size in found.items():
         _, colour, line = STYLES[method]
         at = []
-        for n, episodes in by_size.items():
+        for n, runs in by_size.items():
             beside = [other for other in found if n in found[other]]
             at.append(n + 1.1 * (beside.index(method) - (len(beside) - 1) / 2))
-            axes.plot(at[-1] + spread(len(episodes), 0.45), episodes, "o", color=colour, ms=3)
-        middle = [float(np.median(episodes)) for episodes in by_size.values()]
+            for run, shift in zip(runs, spread(len(runs), 0.45), strict=True):
+                seed_mark(axes, run, (at[-1] + shift, episodes(run)), colour, "^")
+        middle = [float(np.median([episodes(run) for run in runs])) for runs in by_size.values()]
         axes.plot(at, middle, line, color=colour, lw=1, label=f"{label(method)} (line: median)")
     grid = np.linspace(shown[0], shown[-1], 50)
     axes.plot(grid, 2.0**grid, ":", color="#777777", lw=1, label="$2^N$: random actions")
-    most = max(max(episodes) for by_size in found.values() for episodes in by_size.values())
+    most = max(episodes(run) for by_size in found.values() for runs in by_size.values() for run in runs)
     axes.set(yscale="log", xlabel="N (size of the grid)", xticks=shown, ylim=(40, 10 * most))
     axes.set(ylabel="episodes until solved", title="Growth with N")
     axes.legend(loc="lower right", frameon=False)
@@ -133,9 +148,8 @@ def strip(axes: Any, envs: dict[str, Methods]) -> None:
     rows = [(env, method, runs) for env, methods in envs.items() for method, runs in methods.items()]
     for y, (_, method, runs) in enumerate(rows):
         colour = STYLES[method][1] if method in STYLES else "#777777"
-        for run, shift in zip(runs, spread(len(runs), 0.35), strict=True):
-            marker, at = ("o", run.solved) if run.solved else (">", len(run.returns))
-            axes.plot(at, y + shift, marker, color=colour, mfc=colour if run.solved else "none", ms=3, mew=0.7)
+        for run, shift in zip(runs, spread(len(runs), 0.27), strict=True):
+            seed_mark(axes, run, (episodes(run), y + shift), colour, ">")
     names = []
     for y, (env, method, _) in enumerate(rows):
         first = y == 0 or env != rows[y - 1][0]
@@ -145,7 +159,7 @@ def strip(axes: Any, envs: dict[str, Methods]) -> None:
     axes.set(yticks=range(len(rows)), yticklabels=names)
     axes.grid(axis="y", visible=False)
     axes.set(xscale="log", xlabel="episodes", title="By method, one mark per seed")
-    found = [run.solved or len(run.returns) for _, _, runs in rows for run in runs]
+    found = [episodes(run) for _, _, runs in rows for run in runs]
     low, high, ticks = episode_ticks(found)
     axes.set(xlim=(low, high), xticks=ticks, xticklabels=[str(t) for t in ticks])
     axes.minorticks_off()
@@ -192,9 +206,16 @@ def curve(run: Run, grid: np.ndarray) -> np.ndarray:
     return np.array([returns[max(0, n - last) : n].mean() if n else np.nan for n in counts])
 
 
-def drawn(axes: Any, method: str, runs: list[Run], style: tuple[str, str], shade: bool) -> float:
-    """One method's line, over the steps that all its seeds have; returns where it ends."""
-    end = min(run.steps or run.ends[-1] for run in runs)
+def common(methods: Methods) -> dict[str, int]:
+    """Where each method's line ends: where its shortest run does, or that of the panel's shortest method, so that means
+    are compared over equal lengths; a method with far longer runs keeps its own."""
+    ends = {method: min(run.steps or run.ends[-1] for run in runs) for method, runs in methods.items()}
+    least = min(ends.values(), default=0)
+    return {method: least if end <= FAR * least else end for method, end in ends.items()}
+
+
+def drawn(axes: Any, method: str, runs: list[Run], end: int, style: tuple[str, str], shade: bool) -> None:
+    """One method's line."""
     grid = np.linspace(0, end, 121)[1:]
     lines = np.stack([curve(run, grid) for run in runs])
     begun = np.isfinite(lines).all(0)  # every seed has ended an episode
@@ -203,60 +224,64 @@ def drawn(axes: Any, method: str, runs: list[Run], style: tuple[str, str], shade
     axes.plot(grid, lines.mean(0), style[1], color=style[0], lw=1.3, label=name, zorder=3 if method == "psdrl" else 2)
     if shade and len(runs) > 1:
         axes.fill_between(grid, lines.min(0), lines.max(0), color=style[0], alpha=0.18, lw=0)
-    return end / 1000
 
 
 def panel(axes: Any, env: str, methods: Methods) -> None:
     """Curves of one environment. Random play does not change, so it is a level: the mean of all its episodes."""
     options = iter(OPTIONS * len(methods))
-    ends = {}
+    ends = common({method: runs for method, runs in methods.items() if method != "random"})
     for method, runs in methods.items():
         if method == "random":
             level = float(np.mean([score for run in runs for score in run.returns]))
             axes.axhline(level, color="#777777", ls=":", lw=1.3, label=f"random play ({len(runs)})")
             continue
         style = STYLES[method][1:] if method in STYLES else next(options)
-        ends[method] = drawn(axes, method, runs, style, shade=method == "psdrl" or len(methods) <= 3)
-    if ends and min(ends.values()) < max(ends.values()):
-        short = min(ends.values())
-        axes.axvline(short, color="#777777", lw=0.8, ls=(0, (1, 3)))
-        axes.text(short, 1, " others end", transform=axes.get_xaxis_transform(), fontsize=7, va="top", color="#555555")
+        drawn(axes, method, runs, ends[method], style, shade=method == "psdrl" or len(methods) <= 3)
     axes.set(xlabel="environment steps (thousands)", ylabel=f"return (last {recent(env)} episodes)", title=env)
     axes.set_xlim(left=0)
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False, ncol=1 + (len(methods) > 3))
 
 
 def panels(env: str, methods: Methods) -> list[tuple[str, Methods]]:
-    """An environment's panels: whole methods, and PSDRL with single options changed."""
+    """An environment's panels: whole methods, those with far longer runs, and PSDRL with single options changed."""
     whole = {name: runs for name, runs in methods.items() if name in STYLES}
     single = {name: runs for name, runs in methods.items() if name not in STYLES}
-    if not single:
-        return [(env, whole)]
     base = {name: whole[name] for name in whole if name == "psdrl"}
-    rest = [] if set(whole) <= {"psdrl"} else [(env, whole)]
-    return [*rest, (f"{env}, one option changed" if rest else env, base | single)]
+    usual = max((run.steps or 0 for runs in base.values() for run in runs), default=math.inf)
+    far = {name: runs for name, runs in whole.items() if min(run.steps or 0 for run in runs) > FAR * usual}
+    near = {name: runs for name, runs in whole.items() if name not in far}
+    shown = [(env, near)] if set(near) - {"psdrl"} or not (far or single) else []
+    if far:  # beside PSDRL, whose curve would be a few pixels wide in a panel with many
+        shown.append((f"{env}, longer runs" if shown else env, base | far))
+    if single:
+        shown.append((f"{env}, one option changed" if shown else env, base | single))
+    return shown
+
+
+def cells(count: int) -> tuple[list[tuple[int, slice]], tuple[int, int]]:
+    """Where panels stand, three to a row or fewer, so that every row fills the width; and the grid's size."""
+    tall = math.ceil(count / 3)
+    rows = [count // tall + (i < count % tall) for i in range(tall)]
+    size = math.lcm(*rows)
+    at = [(row, slice(i * size // n, (i + 1) * size // n)) for row, n in enumerate(rows) for i in range(n)]
+    return at, (tall, size)
 
 
 def curves(envs: dict[str, Methods], path: Path) -> None:
     """Learning curves of a suite."""
     shown = [(env, *each) for env, methods in envs.items() for each in panels(env, methods)]
+    at, (tall, columns) = cells(len(shown))
     wide = min(3, len(shown))
-    tall = math.ceil(len(shown) / wide)
     most = max(len(methods) for _, _, methods in shown)
-    figure, grid = plt.subplots(
-        tall,
-        wide,
-        figsize=(3.7 * wide + 0.8 * (wide == 1), tall * (2.6 + 0.09 * most)),
-        squeeze=False,
-        layout="constrained",
-    )
-    for axes, (env, title, methods) in zip(grid.flat, shown, strict=False):
+    size = (3.7 * wide + 0.8 * (wide == 1), tall * (2.6 + 0.09 * most))
+    figure = plt.figure(figsize=size, layout="constrained")
+    grid = figure.add_gridspec(tall, columns)
+    for cell, (env, title, methods) in zip(at, shown, strict=True):
+        axes = figure.add_subplot(grid[cell])
         panel(axes, env, methods)
         axes.set_title(title)
-    for axes in grid.flat[len(shown) :]:
-        axes.remove()
     words = [
-        "Lines: mean over seeds (their number in brackets).",
+        "Lines: mean over seeds (their number in brackets), as far as the shortest runs of the panel go.",
         "Shaded: worst to best seed. python -m psdrl.experiments.figures",
     ]
     figure.supxlabel(("\n" if wide == 1 else " ").join(words), fontsize=7)

@@ -29,7 +29,7 @@ from psdrl.envs.deepsea import deepsea_size
 from psdrl.errors import UserError
 from psdrl.experiments import records
 from psdrl.experiments.records import Run
-from psdrl.run.log import Log
+from psdrl.run.callbacks import Scalars
 from psdrl.run.loop import train
 
 RESULTS = Path("results")
@@ -39,11 +39,11 @@ FLAGS = ["--eval-every", "0", "--checkpoint-every", "0", "--device", "cpu"]  # t
 
 # MinAtar with features of the whole state and single frames, as Breakout had them before one preset served all games.
 WHOLE_STATE = shlex.split(
-    "--minatar.stack 1 --latent.no-standardise --forward.no-local --forward.no-skip --forward.units 256 "
+    "--minatar.stack 1 --no-standardise --no-grid --forward.features tanh --forward.units 256 "
     "--forward.recurrent 32 --forward.gain 2 --forward.learning-rate 0.001 --forward.iterations 40 "
-    "--termination.no-local --termination.no-predicted --termination.units 64 --termination.learning-rate 0.001 "
+    "--termination.no-predicted --termination.units 64 --termination.learning-rate 0.001 "
     "--termination.weight 1 --value.target-rate 0.1 --value.networks 2 --value.random-share 0.2 "
-    "--posterior.prior-latent 1 --posterior.prior-reward 10"
+    "--posterior.prior 1 10"
 )
 
 METHODS: dict[str, list[str]] = {
@@ -51,33 +51,31 @@ METHODS: dict[str, list[str]] = {
     "egreedy-exploit": ["--algo", "egreedy-exploit"],
     "egreedy-explore": ["--algo", "egreedy-explore"],
     "fresh-value": ["--algo", "fresh-value"],
+    "bootstrap": ["--algo", "bootstrap"],
     "mean": ["--posterior.rule", "mean", "--policy.epsilon", "0.05"],
     "released": ["--posterior.rule", "released"],
     "reward-weight-30": ["--forward.reward-weight", "30"],
-    "no-standardise": ["--latent.no-standardise"],
-    "no-mean-frame": ["--autoencoder.no-mean-frame"],
+    "not-standardised": ["--no-standardise"],
     "length-20": ["--replay.length", "20"],
     "capacity-20k": ["--replay.capacity", "20000"],
     "ends-rare": ["--replay.ends", "rare"],
     "forward-16": ["--forward.iterations", "16"],
-    "start-zero": ["--value.start", "zero"],
+    "start-zero": ["--value.sweep", "paper"],
     "target-copy": ["--value.target-rate", "1"],
     "one-network": ["--value.networks", "1"],
-    "no-skip": ["--forward.no-skip"],
+    "no-skip": ["--forward.features", "tanh"],
     "whole-state": WHOLE_STATE,
     "single-frames": ["--minatar.stack", "1"],
     "ends-of-states": ["--termination.no-predicted"],
     "ends-weight-1": ["--termination.weight", "1"],
     "two-networks": ["--value.networks", "2"],
     "no-random-share": ["--value.random-share", "0"],
-    "random": [  # no update ever
-        *("--policy.epsilon", "1", "--policy.update-every", "1000000", "--policy.update-every-early", "1000000"),
-    ],
+    "random": ["--policy.epsilon", "1", "--policy.update-every", "1000000"],  # no update ever
     "sticky": ["--minatar.sticky", "0.1", "--minatar.ramping"],  # MinAtar's published protocol
-    "half-episodes": ["--policy.update-every-early", "5"],  # DeepSea-10: every draw is dropped half way down
-    "mid-episode": ["--policy.update-every-early", "15"],  # every other one, half way down
-    "two-episodes": ["--policy.update-every-early", "20"],  # each draw is followed twice
-    "noise-1": ["--posterior.noise-latent", "1", "--posterior.noise-reward", "1"],
+    "half-episodes": ["--policy.update-every", "5"],  # DeepSea-10: every draw is dropped half way down
+    "mid-episode": ["--policy.update-every", "15"],  # every other one, half way down
+    "two-episodes": ["--policy.update-every", "20"],  # each draw is followed twice
+    "noise-1": ["--posterior.noise", "1"],
 }
 
 
@@ -111,7 +109,7 @@ class Case:
         return config
 
 
-class Trace(Log):
+class Trace(Scalars):
     """Keeps returns, when they came, and a few numbers of each update; saves them every few minutes."""
 
     def __init__(self, env: str, save: Callable[[int], None]) -> None:
@@ -126,7 +124,7 @@ class Trace(Log):
         if "train/return" in values:
             self.returns.append(round(values["train/return"], 4))
             self.ends.append(step)
-        elif "time/value" in values:
+        elif any(name.startswith("loss/") for name in values):  # an update's report
             kept = {k: v for k, v in values.items() if k.startswith(("posterior/", "loss/", "time/"))}
             self.updates.append({"step": step} | kept)
         if time.perf_counter() - self.saved > SAVE_EVERY:

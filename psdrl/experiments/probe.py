@@ -15,9 +15,10 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from psdrl.agents.psdrl import learning, statistics
+from psdrl.agents.psdrl import learning
 from psdrl.agents.psdrl.agent import PsdrlAgent
-from psdrl.agents.psdrl.lookahead.factored import predict
+from psdrl.agents.psdrl.lookahead import predict
+from psdrl.agents.psdrl.value import THRESHOLD
 from psdrl.cli import exit_with, helped, parse_train
 from psdrl.envs import make_env
 from psdrl.run.loop import train
@@ -54,19 +55,19 @@ def probe(agent: PsdrlAgent) -> Probe:
     """Ask the agent's models about all that is stored."""
     models, replay, config = agent.models, agent.replay, agent.config
     latents = learning.encode_buffer(models, replay, agent.execution)
-    hidden = statistics.hidden_states(models, replay, latents, agent.execution)
-    model, threshold = models.forward_model.fold(agent.model), config.termination.threshold
+    model = models.forward_model
+    hidden, world = model.memory.hidden_states(model, replay, latents, config.chunk_rows), model.fold(agent.model)
     parts: list[tuple[Tensor, ...]] = []
     for episode in replay.episodes:
         slots = (episode.start + torch.arange(episode.length)) % replay.num_slots
         z, h = latents[slots], hidden[slots]
-        ahead = predict(model, models.termination, z, h, threshold)
-        returns = ahead.returns(models.acting_value, config.value.discount)
+        ahead = predict(world, models.termination, z, h)
+        returns = ahead.returns(models.acting_value)
         did = (torch.arange(episode.length), replay.actions[slots])
         parts.append(
             (
-                models.termination(latents[(slots + 1) % replay.num_slots]) >= threshold,
-                ahead.omega[did] >= threshold,
+                models.termination(latents[(slots + 1) % replay.num_slots]) >= THRESHOLD,
+                ahead.omega[did] >= THRESHOLD,
                 replay.terminated[slots] > 0,
                 ahead.rewards[did],
                 replay.rewards[slots],

@@ -6,7 +6,6 @@ last, the action, reward and termination that followed it. s_{i+1} is the next s
 
 import math
 from collections import deque
-from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -14,7 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from psdrl.replay.rows import Rings, Rows, Span, columns, put, taken, whole, wholes
 from psdrl.runtime.device import is_gpu, pinned_empty, uploaded
+
+FIELDS = ("observations", "actions", "rewards", "terminated")
+RUNNING = ("observations", "actions", "rewards")  # of a running episode
 
 
 class Batch(NamedTuple):
@@ -45,17 +48,18 @@ def on_device(where: Literal["auto", "device", "host"], size: int, device: torch
     return size < free_memory(device) / 4
 
 
-@dataclass
 class _Open:
-    """An episode that has not ended; it is copied into the ring when it does."""
+    """An episode that has not ended; it is copied into the ring when it does. Of a long one, its end is kept."""
 
-    observations: list[NDArray] = field(default_factory=list)
-    actions: list[int] = field(default_factory=list)
-    rewards: list[float] = field(default_factory=list)
+    def __init__(self, capacity: int) -> None:
+        self.observations: deque[NDArray] = deque(maxlen=capacity + 1)
+        self.actions: deque[int] = deque(maxlen=capacity)
+        self.rewards: deque[float] = deque(maxlen=capacity)
 
 
-class Replay:
-    """At most `capacity` transitions and 9/8 as many slots: a hard bound on memory, besides the running episodes.
+class Replay(Rings):
+    """At most `capacity` transitions and 9/8 as many slots: a hard bound on memory, besides the running episodes, of
+    which at most `capacity` transitions each are kept.
 
     Observations are read with `frames`; they lie on the device, or in host memory (`where`).
     """
@@ -71,7 +75,7 @@ class Replay:
     ) -> None:
         self.capacity, self._dtype, self.device = capacity, np.dtype(dtype), torch.device(device)
         # Each episode needs one slot more than it has transitions; with episodes under 8 steps the slots bind first.
-        self.num_slots = capacity + max(1, capacity // 8)
+        self.num_slots = self.ring_slots = capacity + max(1, capacity // 8)
         slots, kind = (self.num_slots, *shape), getattr(torch, dtype)
         self.on_device = on_device(where, math.prod(slots) * kind.itemsize, self.device)
         empty = torch.empty(slots, dtype=kind, device=device) if self.on_device else pinned_empty(slots, kind)
@@ -81,8 +85,9 @@ class Replay:
         self.terminated = torch.zeros(self.num_slots, device=device)
         self.episodes: deque[Episode] = deque()
         self.transitions = 0
-        self._head = 0  # next free slot
-        self._open = [_Open() for _ in range(num_envs)]
+        self._written = 0  # slots written so far; the next one is written % num_slots
+        self._open = [_Open(capacity) for _ in range(num_envs)]
+        self._seen = [0] * num_envs  # observations of each environment so far
 
     def frames(self, slots: Tensor) -> Tensor:
         """Observations (..., *shape) of slots (...), on the device."""
@@ -95,7 +100,9 @@ class Replay:
 
     def start(self, env: int, observation: NDArray) -> None:
         """A new episode of environment `env` begins; an unfinished one is forgotten."""
-        self._open[env] = _Open([np.array(observation, self._dtype)])
+        self._open[env] = _Open(self.capacity)
+        self._open[env].observations.append(np.array(observation, self._dtype))
+        self._seen[env] += 1
 
     def add(
         self, env: int, action: int, reward: float, observation: NDArray, terminated: bool, truncated: bool
@@ -105,26 +112,27 @@ class Replay:
         running.observations.append(np.array(observation, self._dtype))
         running.actions.append(action)
         running.rewards.append(reward)
+        self._seen[env] += 1
         if terminated or truncated:
             self._store(running, terminated)
-            self._open[env] = _Open()
+            self._open[env] = _Open(self.capacity)
 
     def _store(self, episode: _Open, terminated: bool) -> None:
-        length = min(len(episode.actions), self.capacity, self.num_slots - 1)  # a longer one keeps its end
+        length = len(episode.actions)
         while self.episodes and (
             self.transitions + length > self.capacity or self._used() + length + 1 > self.num_slots
         ):
             self.transitions -= self.episodes.popleft().length
-        slots = (self._head + torch.arange(length + 1)) % self.num_slots
-        frames = torch.from_numpy(np.stack(episode.observations[-length - 1 :]))
+        slots = (self._written + torch.arange(length + 1)) % self.num_slots
+        frames = torch.from_numpy(np.stack(episode.observations))
         self.observations[slots] = frames.to(self.observations.device)
-        self.actions[slots[:-1]] = torch.tensor(episode.actions[-length:], device=self.device)
-        self.rewards[slots[:-1]] = torch.tensor(episode.rewards[-length:], device=self.device, dtype=torch.float32)
+        self.actions[slots[:-1]] = torch.tensor(list(episode.actions), device=self.device)
+        self.rewards[slots[:-1]] = torch.tensor(list(episode.rewards), device=self.device, dtype=torch.float32)
         self.terminated[slots] = 0.0
         self.terminated[slots[-2]] = float(terminated)
-        self.episodes.append(Episode(self._head, length))
+        self.episodes.append(Episode(self._written % self.num_slots, length))
         self.transitions += length
-        self._head = (self._head + length + 1) % self.num_slots
+        self._written += length + 1
 
     def _used(self) -> int:
         return self.transitions + len(self.episodes)
@@ -147,28 +155,85 @@ class Replay:
         now = slots[:, :-1]
         return Batch(slots, self.actions[now], self.rewards[now], self.terminated[now])
 
-    def state_dict(self) -> dict[str, Any]:
-        """Stored episodes, oldest first; running episodes are not part of it."""
-        slots = self.stored_slots()
-        fields = ("observations", "actions", "rewards", "terminated")
-        tensors: dict[str, Tensor] = {name: getattr(self, name) for name in fields}
-        return {name: tensor[slots.to(tensor.device)].cpu() for name, tensor in tensors.items()} | {
-            "lengths": [episode.length for episode in self.episodes]
+    def spans(self) -> list[Span]:
+        """Ring 0: the stored episodes, which never change; one ring more per environment: its running episode, whose
+        last row waits for its action."""
+        stored = Span(self._written - self._used(), self._written, self._written)
+        running = (
+            Span(seen - len(episode.observations), seen - bool(episode.observations), seen)
+            for seen, episode in zip(self._seen, self._open, strict=True)
+        )
+        return [stored, *running]
+
+    def rows(self, ring: int, first: int, last: int) -> Rows:
+        """A copy of stored slots, or of a running episode; there a last row has no action yet: 0."""
+        if ring == 0:
+            return {name: taken(getattr(self, name), first, last) for name in FIELDS}
+        episode, before = self._open[ring - 1], self._seen[ring - 1]
+        part = slice(first - before + len(episode.observations), last - before + len(episode.observations))
+        frames = [np.empty((0, *self.observations.shape[1:]), self._dtype), *(x[None] for x in episode.observations)]
+        kinds = (torch.int64, torch.float64)
+        small = ([*episode.actions, 0][part], [*episode.rewards, 0.0][part])
+        return {
+            "observations": torch.from_numpy(np.concatenate([frames[0], *frames[1:][part]])),
+            **{name: torch.tensor(x, dtype=kind) for name, x, kind in zip(RUNNING[1:], small, kinds, strict=True)},
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave; running episodes are forgotten."""
-        count = len(state["actions"])
-        for name in ("observations", "actions", "rewards", "terminated"):
-            getattr(self, name)[:count].copy_(state[name])
+    def load_rows(self, ring: int, first: int, rows: Rows) -> None:
+        """Put rows back; those of a running episode come in order, without gaps."""
+        if ring == 0:
+            columns(rows, FIELDS)
+            for name in FIELDS:
+                put(getattr(self, name), first, rows[name])
+            return
+        episode, span = self._open[ring - 1], self.spans()[ring]
+        count = columns(rows, RUNNING)
+        wanted = (self.observations.dtype, torch.int64, torch.float64)
+        if (
+            tuple(rows[name].dtype for name in RUNNING) != wanted
+            or rows["observations"].shape[1:] != (self.observations.shape[1:])
+        ):
+            raise ValueError("the rows of a running episode are of another kind")
+        for i in range(count):
+            place = first + i - span.first
+            episode.observations[place] = rows["observations"][i].numpy().copy()
+            if first + i < span.end - 1:
+                episode.actions[place] = int(rows["actions"][i])
+                episode.rewards[place] = float(rows["rewards"][i])
+
+    def counters(self) -> dict[str, Any]:
+        """Where stored and running episodes lie."""
+        return {
+            "written": self._written,
+            "lengths": [episode.length for episode in self.episodes],
+            "seen": list(self._seen),
+            "running": [len(episode.observations) for episode in self._open],
+        }
+
+    def load_counters(self, counters: dict[str, Any]) -> None:
+        """Restore where episodes lie; rows keep what they had until `load_rows`."""
+        num_envs, most = len(self._open), 2**62
+        lengths = wholes(counters["lengths"], None, 1, self.capacity, "an episode's length")
+        transitions, used = sum(lengths), sum(lengths) + len(lengths)
+        written = whole(counters["written"], used, most, "the number of slots written")
+        if transitions > self.capacity or used > self.num_slots:
+            raise ValueError(f"the replay buffer has {transitions} transitions, this run at most {self.capacity}")
+        seen = wholes(counters["seen"], num_envs, 0, most, "observations of the environments")
+        running = wholes(counters["running"], num_envs, 0, self.capacity + 1, "the length of a running episode")
+        if any(map(int.__gt__, running, seen)):
+            raise ValueError("a running episode has more observations than its environment gave")
+        self._written, self._seen, self.transitions = written, seen, transitions
         self.episodes.clear()
-        start = 0
-        for length in state["lengths"]:
-            self.episodes.append(Episode(start, length))
+        start = written - used
+        for length in lengths:
+            self.episodes.append(Episode(start % self.num_slots, length))
             start += length + 1
-        self._head = start % self.num_slots
-        self.transitions = sum(state["lengths"])
-        self._open = [_Open() for _ in self._open]
+        self._open = [_Open(self.capacity) for _ in running]
+        nothing = np.zeros(self.observations.shape[1:], self._dtype)
+        for episode, count in zip(self._open, running, strict=True):
+            episode.observations.extend([nothing] * count)
+            episode.actions.extend([0] * (count - 1))
+            episode.rewards.extend([0.0] * (count - 1))
 
     def transition_slots(self) -> Tensor:
         """The used slots that hold a transition, oldest episode first: all but the last of each episode."""

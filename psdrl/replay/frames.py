@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from psdrl.replay.episodes import on_device
+from psdrl.replay.rows import Rings, Rows, Span, columns, put, taken, wholes
 from psdrl.runtime.device import pinned_empty, uploaded
 
 Where = Literal["auto", "device", "host", "pinned"]
@@ -30,7 +31,7 @@ class Transitions(NamedTuple):
     masks: Tensor  # (B, heads) float32: which heads may learn from it
 
 
-class FrameReplay:
+class FrameReplay(Rings):
     """At most `capacity` transitions, shared equally by the environments; the oldest leave first, one by one.
 
     0.5% more slots hold the episodes' last frames: 1e6 transitions of 84 x 84 take 7.09 GB. Where episodes are shorter
@@ -56,7 +57,7 @@ class FrameReplay:
         self.device, self._dtype = torch.device(device), np.dtype(dtype)
         self.share = math.ceil(capacity / num_envs)  # transitions of one environment
         # The frames before the oldest transition must outlive theirs, and the newest frame has no transition yet.
-        self.ring = self.share + self.share // 200 + stack
+        self.ring = self.ring_slots = self.share + self.share // 200 + stack
         slots, kind = num_envs * self.ring, getattr(torch, dtype)
         size = slots * math.prod(shape) * kind.itemsize
         self.on_device = on_device("host" if where == "pinned" else where, size, self.device)
@@ -151,28 +152,43 @@ class FrameReplay:
         torch.index_select(self.frames, 0, slots.flatten(), out=staging)
         return staging.to(self.device, non_blocking=True).view(*slots.shape, *self.frames.shape[1:])
 
-    def state_dict(self) -> dict[str, Any]:
-        """All that can still be read, running episodes included: an environment's slots, oldest first."""
-        kept = np.minimum(self.written, self.ring)
-        slots = np.concatenate(
-            [self._slot(e, np.arange(self.written[e] - kept[e], self.written[e])) for e in range(self.num_envs)]
-        )
-        return {
-            "frames": self.frames[torch.from_numpy(slots).to(self.frames.device)].cpu(),
-            **{name: torch.from_numpy(getattr(self, name)[slots]) for name in _FIELDS},
-            **{name: torch.from_numpy(x.copy()) for name, x in (("kept", kept), ("live", self.live))},
-        }
+    def spans(self) -> list[Span]:
+        """A ring per environment: what can be sampled and the frames before it; the newest waits for its action."""
+        first = np.maximum(0, self.written - self.live - (self.stack - 1)).tolist()
+        ends = self.written.tolist()
+        return [Span(begin, max(begin, end - 1), end) for begin, end in zip(first, ends, strict=True)]
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave; running episodes go on with the next `add`."""
-        kept, self.live = state["kept"].numpy(), state["live"].numpy().copy()
-        if len(kept) != self.num_envs:
-            raise ValueError(f"the replay buffer has {len(kept)} environments, this run {self.num_envs}")
-        slots = np.concatenate([self._slot(e, np.arange(kept[e])) for e in range(self.num_envs)])
-        self.frames[torch.from_numpy(slots).to(self.frames.device)] = state["frames"].to(self.frames.device)
-        for name in _FIELDS:
-            getattr(self, name)[slots] = state[name].numpy()
-        self.written = kept.copy()
-        for e in range(self.num_envs):
-            newest = self._slot(e, np.arange(kept[e] - self.live[e], kept[e]))
-            self.count[e] = self.followed[newest].sum()
+    def _columns(self, env: int) -> Rows:
+        """The ring of an environment, not copied."""
+        part = slice(env * self.ring, (env + 1) * self.ring)
+        return {"frames": self.frames[part], **{name: torch.from_numpy(getattr(self, name)[part]) for name in _FIELDS}}
+
+    def rows(self, ring: int, first: int, last: int) -> Rows:
+        """A copy of an environment's slots."""
+        return {name: taken(column, first, last) for name, column in self._columns(ring).items()}
+
+    def load_rows(self, ring: int, first: int, rows: Rows) -> None:
+        """Put an environment's slots back."""
+        columns(rows, ("frames", *_FIELDS))
+        if (rows["before"].long() >= self.stack).any():
+            raise ValueError(f"a slot of the replay buffer belongs to a stack of more than {self.stack} frames")
+        for name, column in self._columns(ring).items():
+            put(column, first, rows[name])
+        newest = self._slot(ring, np.arange(self.written[ring] - self.live[ring], self.written[ring]))
+        self.count[ring] = self.followed[newest].sum()
+
+    def counters(self) -> dict[str, Any]:
+        """How far each environment's ring is."""
+        return {"written": self.written.tolist(), "live": self.live.tolist()}
+
+    def load_counters(self, counters: dict[str, Any]) -> None:
+        """Restore how far the rings are; running episodes go on with the next `add`."""
+        if len(counters["written"]) != self.num_envs:
+            there = len(counters["written"])
+            raise ValueError(f"the replay buffer has {there} environments, this run {self.num_envs}")
+        written = wholes(counters["written"], self.num_envs, 0, 2**62, "the number of slots written")
+        live = wholes(counters["live"], self.num_envs, 0, self.ring - self.stack + 1, "the number of slots in use")
+        if any(map(int.__gt__, live, written)):
+            raise ValueError("an environment has more slots in use than were written")
+        self.written, self.live = np.array(written, np.int64), np.array(live, np.int64)
+        self.count[:] = 0

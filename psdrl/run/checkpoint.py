@@ -1,136 +1,122 @@
-"""Checkpoints and the run directory.
+"""Checkpoints of a run: found, restored, written.
 
-A run directory holds config.json, metrics.jsonl, TensorBoard files and one checkpoint, `checkpoint-STEP/`, with the
-agent and the replay buffer in separate files, so that playing a run does not load its replay buffer. A checkpoint is
-written beside the old one and renamed when it is complete; a crash while saving leaves the old one.
+A run directory holds config.json, metrics.jsonl, TensorBoard files, `checkpoint-STEP/` folders and the replay rows that
+they share, `replay/segment-*.zst`. Tensors are safetensors, all else JSON: restoring a run executes none of its code.
+Playing a run does not read its replay buffer.
 """
 
-import json
-import os
-import pickle
-import shutil
-import subprocess
-import sys
-import zipfile
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import Any, NamedTuple
 
 from psdrl.agents.interface import Agent
-from psdrl.agents.registry import config_from_dict
-from psdrl.config import Config
 from psdrl.errors import UserError
-from psdrl.version import __version__
+from psdrl.run.store import manifest
+from psdrl.run.store.files import Damaged, read_checked
+from psdrl.run.store.fitting import check_fit, tensor_bytes
+from psdrl.run.store.manifest import REPLAY, Manifest
+from psdrl.run.store.saver import Store, checkpoints
+from psdrl.run.store.segments import restore_rows
+from psdrl.run.store.settings import FREE, check_same, read_config, settings_of, write_config
+from psdrl.run.store.tree import JSON_BYTES, from_json, from_safetensors, join, not_finite
 
-# A resumed run may differ in these; everything else must be as it was.
-FREE = {
-    *("steps", "logdir", "resume", "device", "compile", "cuda_graphs", "profile"),
-    *("eval_every", "eval_episodes", "checkpoint_every"),
-    "replay.device",  # where the frames lie changes no number
-}
+__all__ = [
+    "FREE",
+    "Found",
+    "Store",
+    "check_same",
+    "find",
+    "latest",
+    "newest",
+    "read_config",
+    "restore",
+    "save",
+    "settings_of",
+    "write_config",
+]
+EXTRA_BYTES = 1 << 30  # most bytes of tensors in a run's own state, as that of its environments
+_WRONG = (KeyError, IndexError, RuntimeError, ValueError, TypeError, AttributeError, OverflowError, AssertionError)
 
 
-def save(logdir: Path, agent: Agent) -> Path:
-    """Write the agent and its replay buffer; older checkpoints are removed."""
-    final = logdir / f"checkpoint-{agent.step}"
-    partial = logdir / f".partial-{agent.step}"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    metrics = logdir / "metrics.jsonl"
-    logged = {"metrics_bytes": metrics.stat().st_size if metrics.exists() else 0}
-    for name, state in (("agent", agent.state_dict() | logged), ("replay", agent.replay.state_dict())):
-        with open(partial / f"{name}.pt", "wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-    if final.exists():
-        shutil.rmtree(final)
-    partial.rename(final)
-    for old in logdir.glob("checkpoint-*"):
-        if old != final:
-            shutil.rmtree(old)
-    return final
+class Found(NamedTuple):
+    """What a run has to go on from."""
+
+    newest: Path | None  # the newest checkpoint of which every byte is as it was written
+    damaged: list[tuple[Path, str]]  # newer ones that cannot serve, each with a reason, the newest first
+
+
+def find(logdir: Path, replay: bool = True) -> Found:
+    """The newest checkpoint that is whole; without `replay` its replay buffer is not looked at."""
+    damaged: list[tuple[Path, str]] = []
+    for path in checkpoints(logdir):
+        try:
+            manifest.verify(path, logdir / REPLAY if replay else None)
+            return Found(path, damaged)
+        except Damaged as error:
+            damaged.append((path, str(error)))
+    return Found(None, damaged)
 
 
 def latest(logdir: Path) -> Path | None:
-    """The newest checkpoint of a run."""
-    found = [p for p in logdir.glob("checkpoint-*") if p.name.removeprefix("checkpoint-").isdigit()]
-    return max(found, key=lambda p: int(p.name.removeprefix("checkpoint-")), default=None)
+    """The newest whole checkpoint of a run, its replay buffer aside."""
+    return find(logdir, replay=False).newest
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
+def newest(logdir: Path, replay: bool = True) -> Found:
+    """`find`, but a run that has checkpoints must have one that is whole."""
+    found = find(logdir, replay)
+    if found.newest is None and found.damaged:
+        path, reason = found.damaged[0]
+        more = f", and neither can {len(found.damaged) - 1} older" if len(found.damaged) > 1 else ""
         raise UserError(
-            f"The checkpoint {path} cannot be read ({type(error).__name__}): it is damaged or cut short; "
-            "remove its folder to start again from the beginning, or use another --logdir."
-        ) from None
+            f"The checkpoint {path} cannot be used ({reason}){more}: remove the checkpoint folders to start again from "
+            "the beginning, or use another --logdir."
+        )
+    return found
 
 
-def restore(checkpoint: Path, agent: Agent, replay: bool = True) -> int:
-    """Load a checkpoint into an agent of the same configuration; returns how long metrics.jsonl was then."""
-    state = _read(checkpoint / "agent.pt")
-    stored = _read(checkpoint / "replay.pt") if replay else None
+def save(logdir: Path, agent: Agent, extra: dict[str, Any] | None = None, keep: int = 2) -> Path:
+    """Write one checkpoint of an agent, all of it, now; a run that goes on uses a `Store`."""
+    problems: list[str] = []
+    store = Store(logdir, keep, problems.append)
+    store.save(agent, extra)
+    store.wait()
+    if store.saved is None:
+        raise UserError(problems[0])
+    return store.saved.path
+
+
+def restore(checkpoint: Path, agent: Agent, replay: bool = True) -> dict[str, Any]:
+    """Load a checkpoint into an agent of the same configuration; returns the `extra` that was saved with it, which is
+    not read without `replay`. Everything is checked before it is used: the run may be a stranger's."""
     try:
+        found = manifest.load(checkpoint)
+        own = agent.state_dict()
+        state, tensors = _read(checkpoint, found, "agent", (64 << 20) + 8 * tensor_bytes(own))
+        bad = not_finite(tensors)
+        if bad is not None:
+            raise Damaged(f"{bad} is not finite")
+        check_fit(own, state)
+        extra = _read(checkpoint, found, "run", EXTRA_BYTES)[0] if replay else {}
+        if not isinstance(extra, dict):
+            raise Damaged("its run has no state")
         agent.load_state_dict(state)
-        if stored is not None:
-            agent.replay.load_state_dict(stored)
-        return state["metrics_bytes"]
-    except (KeyError, RuntimeError, ValueError, TypeError, AttributeError) as error:
-        message = str(error).splitlines()[0]
+        if max(agent.step, agent.updates, agent.episodes) >= 2**62:
+            raise Damaged("it counts more steps than can be")
+        if replay:
+            agent.replay.load_counters(_read(checkpoint, found, "replay", 0)[0])
+            restore_rows(checkpoint.parent / REPLAY, found, agent.replay, agent.spec.num_actions)
+        return extra
+    except Damaged as error:
+        raise UserError(f"The checkpoint {checkpoint} cannot be used: {error}.") from None
+    except _WRONG as error:
+        message = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise UserError(f"The checkpoint {checkpoint} does not fit its configuration: {message}") from None
 
 
-def write_config(logdir: Path, config: Config) -> None:
-    """config.json: the resolved settings, with the version and commit that ran them."""
-    try:
-        logdir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--logdir {logdir} cannot be made ({error.strerror}): use another.") from None
-    record = {"version": __version__, "commit": _commit(), "command": sys.argv, "config": config.to_dict()}
-    (logdir / "config.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-
-
-def read_config(logdir: Path) -> Config:
-    """The settings of a run."""
-    path = logdir / "config.json"
-    try:
-        return config_from_dict(json.loads(path.read_text(encoding="utf-8"))["config"])
-    except FileNotFoundError:
-        raise UserError(f"{logdir} is no run: it has no config.json.") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from None
-
-
-def check_same(logdir: Path, config: Config) -> None:
-    """Refuse to continue a run under other settings."""
-    old, new = (_flat(c.to_dict()) for c in (read_config(logdir), config))
-    different = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name) and name not in FREE)
-    if different:
-        shown = ", ".join(f"{name} = {old.get(name)!r} there, {new.get(name)!r} now" for name in different[:3])
-        more = f" and {len(different) - 3} more" if len(different) > 3 else ""
-        raise UserError(
-            f"{logdir} belongs to another configuration ({shown}{more}): use another --logdir or the same settings."
-        )
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = value
-    return flat
-
-
-def _commit() -> str | None:
-    """The commit of the source tree, if it is one."""
-    try:
-        where = Path(__file__).parent
-        command = ["git", "-C", str(where), "rev-parse", "HEAD"]
-        return subprocess.run(command, capture_output=True, text=True, timeout=5).stdout.strip() or None
-    except (OSError, subprocess.SubprocessError):
-        return None
+def _read(checkpoint: Path, found: Manifest, part: str, limit: int) -> tuple[Any, dict[str, Any]]:
+    """A state and its tensors, of at most so many bytes."""
+    names = f"{part}.json", f"{part}.safetensors"
+    limits = JSON_BYTES, limit + (1 << 20)
+    data = (read_checked(checkpoint / name, found.files[name], most) for name, most in zip(names, limits, strict=True))
+    tree, tensors = from_json(next(data), names[0]), from_safetensors(next(data), names[1])
+    return join(tree, tensors), tensors

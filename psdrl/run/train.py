@@ -1,8 +1,8 @@
 """Train: `python -m psdrl.train --game Pong --compile`."""
 
 import shlex
-import shutil
 import signal
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -18,11 +18,17 @@ from psdrl.config import Config
 from psdrl.console import PatientConsole
 from psdrl.cost import forecast as cost
 from psdrl.envs import make_env
+from psdrl.envs.vector import VectorEnv
 from psdrl.errors import UserError
-from psdrl.run.checkpoint import check_same, latest, restore, write_config
-from psdrl.run.log import RunLog
+from psdrl.run.callbacks import Callback, resume
+from psdrl.run.checkpoint import Store, check_same, latest, newest, restore, write_config
+from psdrl.run.log import run_callbacks
 from psdrl.run.loop import train
+from psdrl.run.store.lock import Lock
+from psdrl.run.store.saver import order
 from psdrl.version import __version__
+
+BEFORE_CONFIG = (".lock", ".holder.json", ".partial-config.json")  # what a run that died at once may leave
 
 
 class Stop:
@@ -55,37 +61,69 @@ def run(config: Config, why_preset: str, arguments: list[str]) -> int:
     config.check()
     logdir = config.logdir or config.default_logdir
     config = replace(config, logdir=logdir)
-    checkpoint = _find_checkpoint(config, logdir)
-    if checkpoint and _finished(console, config, logdir, checkpoint):
-        return 0
-    env = make_env(config)
-    agent = make_agent(config, env.spec, check=True)
+    callbacks = run_callbacks(config, console)
+    refuse_what_is_no_run(config, logdir)
+    with ExitStack() as stack:
+        old, checkpoint = (logdir / "config.json").exists(), None
+        if old:
+            stack.enter_context(Lock(logdir))
+            checkpoint = _find_checkpoint(logdir, console)
+            if checkpoint and _finished(console, config, logdir, checkpoint):
+                return 0
+        env = make_env(config)
+        agent = make_agent(config, env.spec, check=True)
+        if not old:  # nothing is left behind if the agent cannot be made
+            stack.enter_context(Lock(logdir))
+            refuse_what_is_no_run(config, logdir)
+        return _run(agent, env, checkpoint, callbacks, console, why_preset, arguments)
+
+
+def _run(
+    agent: Agent,
+    env: VectorEnv,
+    checkpoint: Path | None,
+    callbacks: list[Callback],
+    console: Console,
+    why_preset: str,
+    arguments: list[str],
+) -> int:
+    """`run`, as the only process that writes into logdir."""
+    config, logdir = agent.config, agent.config.logdir
+    assert logdir is not None
     for name, problem in agent.failed.items():
         _warn(
             console,
             f"{name} fails its check on {agent.device}: {problem}; the fallback serves. See python -m psdrl.doctor.",
         )
-    logged = restore(checkpoint, agent) if checkpoint else 0
+    store = Store(logdir, config.checkpoint_keep, lambda text: _warn(console, text))
+    extra = restore(checkpoint, agent) if checkpoint else {}
+    if checkpoint:
+        store.resume(checkpoint, agent.replay)
+        resume(callbacks, extra.get("callbacks", {}))
     write_config(logdir, config)
     _summary(console, agent, why_preset, checkpoint)
     _forecast(console, agent)
     first_update = agent.updates
     again = f"python -m psdrl.train {shlex.join(arguments)}"  # the same logdir resumes
     try:
-        with RunLog(logdir, config.steps, agent.step, logged, console) as log, Stop(console) as stop:
-            train(agent, env, log, stop)
+        with Stop(console) as stop:
+            train(agent, env, callbacks, stop, store)
     except KeyboardInterrupt:
+        store.wait()
         kept = latest(logdir)
         since = f"continues from {kept.name}" if kept else "starts again: no checkpoint was written"
         console.print(f"Stopped without saving. The same command {since}.", highlight=False)
         return 130
     finally:
+        store.wait()  # what was begun is written before another process may come
         env.close()
     for fallback in agent.fallbacks:
         _warn(console, f"{fallback}.")
     _unprofiled(console, config, range(first_update, agent.updates))
     if stop.asked:
-        console.print(f"Saved at step {agent.step}. Resume with:\n  {again}", highlight=False, soft_wrap=True)
+        saved = store.saved is not None and order(store.saved.path)[0] == agent.step
+        what = f"Saved at step {agent.step}" if saved else f"Stopped at step {agent.step}, not saved"
+        console.print(f"{what}. Resume with:\n  {again}", highlight=False, soft_wrap=True)
         return 130
     console.print(
         f"Done: {agent.step} steps, {agent.episodes} episodes, {agent.updates} updates. "
@@ -102,7 +140,7 @@ def _warn(console: Console, text: str) -> None:
 
 def _finished(console: Console, config: Config, logdir: Path, checkpoint: Path) -> bool:
     """Whether the run has its steps already; if so, say it and change nothing."""
-    step = int(checkpoint.name.removeprefix("checkpoint-"))
+    step, _ = order(checkpoint)
     if step < config.steps:
         return False
     asked = "" if step == config.steps else f", and --steps asks for {config.steps}"
@@ -124,8 +162,8 @@ def _unprofiled(console: Console, config: Config, updates: range) -> None:
         _warn(console, f"--profile {config.profile}: nothing was profiled, this run made {made}.")
 
 
-def _find_checkpoint(config: Config, logdir: Path) -> Path | None:
-    """What to resume from, by --resume; refuses to touch what belongs to another run."""
+def refuse_what_is_no_run(config: Config, logdir: Path) -> None:
+    """Refuse to touch what is not ours, or belongs to another run."""
     if logdir.exists() and not logdir.is_dir():
         raise UserError(f"--logdir {logdir} is a file: name a directory.")
     exists = (logdir / "config.json").exists()
@@ -133,14 +171,18 @@ def _find_checkpoint(config: Config, logdir: Path) -> Path | None:
         raise UserError(f"{logdir} holds a run already and --resume is never: use another --logdir or remove it.")
     if exists:
         check_same(logdir, config)
-    elif logdir.exists() and any(logdir.iterdir()):
+    elif logdir.exists() and any(path.name not in BEFORE_CONFIG for path in logdir.iterdir()):
         raise UserError(f"{logdir} is not empty and holds no run: use another --logdir.")
-    checkpoint = latest(logdir) if exists else None
-    if config.resume == "must" and checkpoint is None:
+    if config.resume == "must" and not any(logdir.glob("checkpoint-*")):
         raise UserError(f"--resume must, but {logdir} holds no checkpoint: train first, or use --resume auto.")
-    for partial in logdir.glob(".partial-*"):
-        shutil.rmtree(partial)
-    return checkpoint
+
+
+def _find_checkpoint(logdir: Path, console: Console) -> Path | None:
+    """The newest whole checkpoint; says which newer ones are damaged."""
+    found = newest(logdir)
+    for path, reason in found.damaged:
+        _warn(console, f"{path} cannot be used ({reason}): {found.newest} serves.")
+    return found.newest
 
 
 def _summary(console: Console, agent: Agent, why_preset: str, checkpoint: Path | None) -> None:

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 import torch
@@ -118,6 +118,18 @@ def optimiser_state(network: nn.Module, optimiser: torch.optim.Optimizer) -> lis
     """What a gradient step changes: the parameters and the optimiser's numbers."""
     numbers = (value for entry in optimiser.state.values() for value in entry.values())
     return [*network.parameters(), *(value for value in numbers if isinstance(value, Tensor))]
+
+
+def load_optimiser(optimiser: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """`load_state_dict`, but raises ValueError where PyTorch takes moments of another shape than their parameter."""
+    parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
+    for index, entry in state["state"].items():
+        if type(index) is not int or not 0 <= index < len(parameters):
+            raise ValueError(f"an optimiser has numbers of a parameter {str(index)[:40]}")
+        for name, value in entry.items():
+            if not isinstance(value, Tensor) or (value.ndim and value.shape != parameters[index].shape):
+                raise ValueError(f"an optimiser's {name} of parameter {index} is not of its shape")
+    optimiser.load_state_dict(state)
 
 
 def check_compiler(device: torch.device) -> None:

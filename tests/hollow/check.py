@@ -98,7 +98,7 @@ def paper(place: Place) -> Run:
     """One update at the paper's sizes, with a small buffer both in the run and in its forecast."""
     arguments = ["--env", "deepsea-20-image", "--preset", "paper", "--device", "cuda:0", "--eval-every", "0"]
     sizes = ["--replay.capacity", "4000", "--steps", "320"]
-    often = ["--policy.update-every-early", "300", "--policy.update-every", "300"]
+    often = ["--policy.update-every", "300"]
     command = blind("psdrl.train", *arguments, *sizes, *often, "--logdir", str(place.work / "runs" / "paper"))
     return Run("paper", [command], 0, True, {"what": "the paper's sizes, one update"}, memory=True)
 

@@ -21,7 +21,7 @@ PROBLEMS = {
     "vector": ["--env", "CartPole-v1"],
     "grid": ["--env", "minatar/breakout"],
 }  # all with episodes of some ten steps under a constant action, so that updates find whole episodes
-GRID = ["--forward.local", "--forward.feature-activation", "tanh"]  # PSDRL's network of places
+GRID = ["--grid", "--forward.features", "tanh"]  # PSDRL's network of cells
 ENVIRONMENTS = {"1": [], "4": ["--num-envs", "4"], "4 in 2": ["--num-envs", "4", "--env-groups", "2"]}
 STEPS = 550  # two updates of preset debug, which come every 250 steps
 MORE_STEPS = 800  # a third one after resuming

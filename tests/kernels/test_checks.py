@@ -18,7 +18,7 @@ from psdrl.kernels.checks import lookahead, rounding
 from psdrl.kernels.checks import posterior as posterior_checks
 from psdrl.kernels.checks.calls import Argument, Call
 from psdrl.kernels.posterior import native, reference
-from tests.helpers import LOCAL
+from tests.helpers import GRID as GRID_SETTINGS
 from tests.kernels.inputs import calls, empty
 
 CPU = torch.device("cpu")
@@ -269,7 +269,7 @@ def test_a_run_makes_no_other_calls(kind, monkeypatch):
         shapes = [x.shape if isinstance(x, Argument) else x for x in call.with_states(1).arguments]
         return call.operation, *shapes, unit(call) if call.operation in PRODUCTS else 0
 
-    local: Any = {"forward": LOCAL, "termination": {"local": True, "predicted": True}} if kind == "grid" else {}
+    local: Any = {**GRID_SETTINGS, "termination": {"predicted": True}} if kind == "grid" else {}
     agent: PsdrlAgent = debug_agent("fast", torch.float32, kind=kind, actions=3, **local)
     made: dict[Call, None] = {}
     serve = dispatch.Operation.serve

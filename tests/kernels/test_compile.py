@@ -10,7 +10,7 @@ from bench.parity import distance, parameters
 from psdrl.agents.psdrl.synthetic import debug_agent
 from psdrl.errors import UserError
 from psdrl.runtime.execution import check_compiler
-from tests.helpers import LOCAL
+from tests.helpers import GRID_INPUTS, INPUTS
 from tests.recorder import with_graphs
 
 
@@ -18,9 +18,9 @@ from tests.recorder import with_graphs
 @pytest.mark.parametrize("kind", ["vector", pytest.param("grid", marks=pytest.mark.slow)])
 def test_compiled_updates_agree(kind):
     sizes: dict[str, Any] = {"kind": kind, "actions": 3, "replay": {"batch": 4, "length": 8}, "chunk_rows": 1000}
-    sizes["forward"] = {"skip": True}  # it adds to what is compiled and leaves nothing out
+    sizes["forward"] = INPUTS  # it adds to what is compiled and leaves nothing out
     if kind == "grid":
-        sizes |= {"forward": LOCAL | {"skip": True}, "termination": {"local": True, "predicted": True}}
+        sizes |= {**GRID_INPUTS, "termination": {"predicted": True}}
     eager, compiled = (debug_agent("fast", torch.float64, compile=wanted, **sizes) for wanted in (False, True))
     for agent in (eager, compiled):
         first, second = agent.update(), agent.update()

@@ -245,9 +245,9 @@ def test_wrong_arguments_are_explained(call) -> None:
 
 
 def fitted(rule: str, phi: Tensor, targets: Tensor) -> Posterior:
-    settings = {"rule": rule, "prior_latent": 3.0, "prior_reward": 40.0, "noise_reward": 0.05}
-    result = Posterior(small_config(posterior=settings), phi.shape[1], targets.shape[1], CPU)
+    settings = {"rule": rule, "prior": (3.0, 40.0), "noise": (1.0, 0.05)}
     data = Statistics.empty(phi.shape[1], targets.shape[1], CPU)
+    result = Posterior(small_config(posterior=settings), data)
     data.add(phi, targets)
     result.fit(data)
     return result

@@ -15,20 +15,15 @@ from psdrl.agents.psdrl.acting import Actor
 from psdrl.agents.psdrl.synthetic import debug_agent
 from psdrl.runtime.execution import optimiser_state
 from psdrl.runtime.graphs import WARM_UP, Captured
-from tests.helpers import LOCAL
+from tests.helpers import GRID_INPUTS, INPUTS
 from tests.recorder import CudnnRules, StandIn, stand_in, with_graphs
 
 SIZES: dict[str, dict[str, Any]] = {
     "image": {"kind": "image", "actions": 3, "replay": {"batch": 4, "length": 10}, "chunk_rows": 1000},
     "vector": {"kind": "vector", "actions": 2, "replay": {"batch": 3, "length": 9}, "chunk_rows": 1000},
     "small chunks": {"kind": "vector", "actions": 3, "replay": {"batch": 4, "length": 10}, "chunk_rows": 24},
-    "skip": {"kind": "vector", "actions": 3, "forward": {"skip": True}, "chunk_rows": 1000},
-    "local": {
-        "kind": "grid",
-        "forward": LOCAL | {"skip": True},
-        "termination": {"local": True, "predicted": True},
-        "chunk_rows": 1000,
-    },
+    "inputs": {"kind": "vector", "actions": 3, "forward": INPUTS, "chunk_rows": 1000},
+    "grid": {"kind": "grid", **GRID_INPUTS, "termination": {"predicted": True}, "chunk_rows": 1000},
 }
 
 

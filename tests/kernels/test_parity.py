@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from bench.parity import distance, parameters, run_phase
-from psdrl.agents.psdrl import learning, planning
-from psdrl.agents.psdrl.lookahead import reference
+from psdrl.agents.psdrl import learning, oracle, planning, rollout
 from psdrl.agents.psdrl.synthetic import debug_agent
 from psdrl.runtime.execution import Execution
-from tests.helpers import LOCAL, fast_lookahead
+from tests.helpers import GRID, GRID_INPUTS, INPUTS, fast_lookahead
 
 CASES: dict[str, dict[str, Any]] = {
     "image-3-actions": {"actions": 3},
@@ -20,26 +19,24 @@ CASES: dict[str, dict[str, Any]] = {
     "tanh-features-odd-blocks": {
         "actions": 2,
         "chunk_rows": 29,
-        "forward": {"feature_activation": "tanh", "layers": 4, "iterations": 2},
+        "forward": {"features": "tanh", "layers": 4, "iterations": 2},
         "value": {"target_every": 3, "iterations": 2},
     },
     "one-sequence": {"kind": "vector", "actions": 4, "replay": {"batch": 1, "length": 7}},
     "episodes-of-one-step": {"actions": 2, "lengths": (1, 1, 1)},
     "length-not-divisible": {"actions": 5, "lengths": (1, 5, 40, 3), "replay": {"batch": 3, "length": 10}},
     "blocks-longer-than-chunks": {"actions": 6, "chunk_rows": 50, "value": {"target_every": 40, "iterations": 2}},
-    "mean-reduction": {"actions": 3, "loss_reduction": "mean"},
+    "mean-reduction": {"actions": 3, "released": ("mean-loss",)},
     "posterior-mean": {"actions": 3, "posterior": {"rule": "mean"}},
     "no-sampling": {"actions": 3, "algo": "egreedy-exploit"},
     "fresh-value": {"actions": 3, "algo": "fresh-value"},
     "two-environments": {"actions": 3, "num_envs": 2},
-    "standardised-latents": {"actions": 3, "latent": {"standardise": True}},
-    "standardised-vectors": {"kind": "vector", "latent": {"standardise": True}},
+    "standardised-latents": {"actions": 3, "standardise": True},
+    "standardised-vectors": {"kind": "vector", "standardise": True},
     "automatic-reward-weight": {"actions": 3, "forward": {"reward_weight": 0}},
-    "mean-frame": {"actions": 3, "autoencoder": {"mean_frame": True}},
-    "sequences-within-their-episodes": {"actions": 3, "chunk_rows": 40, "value": {"start": "episode"}},
+    "sequences-within-their-episodes": {"actions": 3, "chunk_rows": 40, "value": {"sweep": "episode"}},
     "against-time": {"actions": 3, "chunk_rows": 40, "value": {"sweep": "backward", "target_every": 4}},
-    "no-planning": {"actions": 3, "value": {"start": "episode", "iterations": 0}},
-    "against-time-within-episodes": {"actions": 3, "value": {"sweep": "backward", "start": "episode"}},
+    "no-planning": {"actions": 3, "value": {"sweep": "episode", "iterations": 0}},
     "weighted-ends": {"actions": 3, "termination": {"weight": 7.0}, "replay": {"ends": "even"}},
     "ends-of-predictions": {"actions": 3, "termination": {"weight": 4.0, "predicted": True}},
     "averaged-targets": {"actions": 3, "value": {"target_rate": 0.3, "target_every": 3, "iterations": 2}},
@@ -48,21 +45,20 @@ CASES: dict[str, dict[str, Any]] = {
         "chunk_rows": 40,
         "value": {"networks": 2, "random_share": 0.2, "target_rate": 0.3, "target_every": 3, "iterations": 2},
     },
-    "skip": {"actions": 3, "forward": {"skip": True}},
-    "skip-tanh-features": {"actions": 3, "chunk_rows": 40, "forward": {"skip": True, "feature_activation": "tanh"}},
-    "skip-no-tanh-layer": {"kind": "vector", "forward": {"skip": True, "layers": 2}},
+    "inputs": {"actions": 3, "chunk_rows": 40, "forward": INPUTS},
+    "inputs-one-tanh-layer": {"kind": "vector", "forward": {**INPUTS, "layers": 2}},
     "no-tanh-layer": {"kind": "vector", "forward": {"layers": 2}},
-    "local": {"kind": "grid", "forward": LOCAL, "termination": {"local": True}},
-    "local-skip": {"kind": "grid", "chunk_rows": 40, "forward": {**LOCAL, "skip": True, "layers": 4}},
-    "local-one-layer": {"kind": "grid", "forward": {**LOCAL, "layers": 2}},
-    "local-of-an-autoencoder": {
+    "grid": {"kind": "grid", **GRID},
+    "grid-inputs": {"kind": "grid", "chunk_rows": 40, "grid": True, "forward": {**INPUTS, "layers": 4}},
+    "grid-one-layer": {"kind": "grid", "grid": True, "forward": {"features": "tanh", "layers": 2}},
+    "grid-of-an-autoencoder": {
         "autoencoder": {"latent": 0},
-        "forward": {**LOCAL, "skip": True},
-        "termination": {"local": True, "weight": 3.0, "predicted": True},
-        "latent": {"standardise": True},
+        **GRID_INPUTS,
+        "termination": {"weight": 3.0, "predicted": True},
+        "standardise": True,
     },
-    "local-released": {"kind": "grid", "forward": LOCAL, "posterior": {"rule": "released"}},
-    "local-no-sampling": {"kind": "grid", "forward": LOCAL, "algo": "egreedy-exploit"},
+    "grid-released": {"kind": "grid", **GRID, "posterior": {"rule": "released"}},
+    "grid-no-sampling": {"kind": "grid", **GRID, "algo": "egreedy-exploit"},
     "no-memory": {"kind": "vector", "different": 4, "forward": {"recurrent": 0}},
     "no-memory-overwritten": {
         "kind": "vector",
@@ -70,14 +66,14 @@ CASES: dict[str, dict[str, Any]] = {
         "forward": {"recurrent": 0},
         "replay": {"capacity": 50},
     },
-    "no-memory-nothing-repeats": {"chunk_rows": 7, "forward": {"recurrent": 0, "skip": True}},
+    "no-memory-nothing-repeats": {"chunk_rows": 7, "forward": {"recurrent": 0, **INPUTS}},
     "no-memory-images-against-time": {
         "different": 5,
         "chunk_rows": 7,
         "forward": {"recurrent": 0},
-        "value": {"sweep": "backward", "start": "episode", "iterations": 2},
+        "value": {"sweep": "backward", "iterations": 2},
     },
-    "no-memory-local": {"kind": "grid", "different": 3, "forward": {**LOCAL, "recurrent": 0, "skip": True}},
+    "no-memory-grid": {"kind": "grid", "different": 3, "grid": True, "forward": {**INPUTS, "recurrent": 0}},
     "no-memory-released": {
         "kind": "vector",
         "different": 4,
@@ -102,7 +98,7 @@ def test_updates_agree_in_float64(case):
 
 @pytest.mark.parametrize("table", [2**29, 10_000, 1], ids=["all batches", "some batches", "one batch"])
 def test_each_state_is_predicted_once_as_far_as_memory_goes(table, monkeypatch):
-    case: dict[str, Any] = {"value": {"start": "episode", "iterations": 5, "target_every": 3}, "chunk_rows": 40}
+    case: dict[str, Any] = {"value": {"sweep": "episode", "iterations": 5, "target_every": 3}, "chunk_rows": 40}
     plain, fast = debug_agent("plain", torch.float64, **case), debug_agent("fast", torch.float64, **case)
     rows, predict = [], planning.predict
 
@@ -110,7 +106,7 @@ def test_each_state_is_predicted_once_as_far_as_memory_goes(table, monkeypatch):
         rows.append(len(args[2]))
         return predict(*args)
 
-    monkeypatch.setattr(planning, "TABLE_BYTES", table)
+    monkeypatch.setattr(rollout, "TABLE_BYTES", table)
     monkeypatch.setattr(planning, "predict", counted)
     plain.update(), fast.update()
     for name, tensor in parameters(fast).items():
@@ -129,7 +125,7 @@ def test_float32_is_as_exact_as_the_plain_path(phase):
         "forward": {"units": 64, "recurrent": 32, "layers": 4},
         "value": {"units": 64},
         "replay": {"batch": 16, "length": 22},
-        "posterior": {"prior_latent": 1.0, "prior_reward": 1.0},
+        "posterior": {"prior": (1.0, 1.0)},
     }
     exact = run_phase(debug_agent("plain", torch.float64, **sizes), phase)
     plain = run_phase(debug_agent("plain", torch.float32, **sizes), phase)
@@ -142,19 +138,17 @@ def test_float32_is_as_exact_as_the_plain_path(phase):
 @pytest.mark.parametrize("actions", [1, 2, 6, 18])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_lookahead_agrees(actions, dtype):
-    agent = debug_agent("fast", dtype, actions=actions, forward={"units": 50, "recurrent": 23})
+    sizes: dict[str, Any] = {"forward": {"units": 50, "recurrent": 23}, "value": {"discount": 0.9}}
+    agent = debug_agent("fast", dtype, actions=actions, **sizes)
     models = agent.models
     generator = torch.Generator().manual_seed(0)
     z = torch.randn(13, models.autoencoder.latent_size, generator=generator).to(dtype)
     h = torch.randn(13, 23, generator=generator).to(dtype)
-    arguments = (models.forward_model, agent.model, models.termination, models.value, z, h, 0.9, 0.5)
-    exact_agent = debug_agent("fast", torch.float64, actions=actions, forward={"units": 50, "recurrent": 23})
-    m = exact_agent.models
+    arguments = (models, agent.model, models.value, z, h)
+    other = debug_agent("fast", torch.float64, actions=actions, **sizes)
     with torch.no_grad():
-        exact = reference.lookahead(
-            m.forward_model, exact_agent.model, m.termination, m.value, z.double(), h.double(), 0.9, 0.5
-        )
-        plain, fast = reference.lookahead(*arguments), fast_lookahead(*arguments)
+        exact = oracle.lookahead(other.models, other.model, other.models.value, z.double(), h.double())
+        plain, fast = oracle.lookahead(*arguments), fast_lookahead(*arguments)
     assert fast.hidden.shape == (13, actions, 23)
     for name in ("returns", "hidden"):
         error = distance(getattr(fast, name), getattr(exact, name))
@@ -178,13 +172,13 @@ def test_acting_agrees(num_envs):
 def test_each_frame_is_encoded_once_per_update(monkeypatch):
     agent = debug_agent("fast", torch.float32, chunk_rows=7)
     encoded = []
-    encode = agent.models.autoencoder.encode
+    latents = agent.models.autoencoder.latents
 
     def counting(frames):
         encoded.append(len(frames))
-        return encode(frames)
+        return latents(frames)
 
-    monkeypatch.setattr(agent.models.autoencoder, "encode", counting)
+    monkeypatch.setattr(agent.models.autoencoder, "latents", counting)
     agent.update()
     assert sum(encoded) == sum(episode.length + 1 for episode in agent.replay.episodes)
     assert max(encoded) <= 7
@@ -195,7 +189,7 @@ def test_encoded_buffer_is_right_in_every_stored_slot():
     table = learning.encode_buffer(agent.models, agent.replay, Execution(agent.device, chunk_rows=4))
     for slot in agent.replay.stored_slots():
         with torch.no_grad():
-            expected = agent.models.encode(agent.replay.frames(slot)[None])[0]
+            expected = agent.models.autoencoder.encode(agent.replay.frames(slot)[None])[0]
         torch.testing.assert_close(table[slot], expected, rtol=1e-12, atol=1e-12)
 
 

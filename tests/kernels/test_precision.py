@@ -7,31 +7,29 @@ import pytest
 import torch
 
 from bench.parity import parameters
-from psdrl.agents.psdrl.lookahead.factored import predict
+from psdrl.agents.psdrl.lookahead import predict
 from psdrl.agents.psdrl.synthetic import debug_agent
 from psdrl.errors import UserError
 from psdrl.runtime import device, execution
 from psdrl.runtime.execution import Execution
-from tests.helpers import LOCAL
+from tests.helpers import GRID, INPUTS
 
 SIZES: dict[str, Any] = {"kind": "image", "actions": 3, "replay": {"batch": 8, "length": 8}, "chunk_rows": 1000}
 
 
 def targets(agent, how):
     """Planning targets of all stored states, with hidden states of one."""
-    models, config = agent.models, agent.config
-    latents = agent.models.encode(agent.replay.observations[agent.replay.stored_slots()])
-    hidden = torch.tanh(torch.randn(len(latents), config.forward.hidden, generator=torch.Generator().manual_seed(0)))
+    models, model = agent.models, agent.models.forward_model
+    latents = models.autoencoder.encode(agent.replay.observations[agent.replay.stored_slots()])
+    hidden = torch.tanh(torch.randn(len(latents), model.hidden_size, generator=torch.Generator().manual_seed(0)))
     with torch.no_grad(), how.autocast():
-        model = models.forward_model.fold(agent.model)
-        ahead = predict(model, models.termination, latents, hidden.to(latents), config.termination.threshold)
-        return ahead.planned(models.value, config.value.discount)
+        return predict(model.fold(agent.model), models.termination, latents, hidden.to(latents)).planned(models.value)
 
 
-@pytest.mark.parametrize("skip", [False, True], ids=["", "skip"])
-def test_bf16_planning_targets_are_bounded(skip):
+@pytest.mark.parametrize("inputs", [False, True], ids=["", "inputs"])
+def test_bf16_planning_targets_are_bounded(inputs):
     """Within 3 % of the targets' scale: bfloat16 keeps 8 bits, and a lookahead is a few products deep."""
-    agent = debug_agent("fast", torch.float32, **SIZES, forward={"skip": skip})
+    agent = debug_agent("fast", torch.float32, **SIZES, forward=INPUTS if inputs else {})
     for _ in range(3):
         agent.update()
     exact = targets(agent, Execution(agent.device))
@@ -41,16 +39,15 @@ def test_bf16_planning_targets_are_bounded(skip):
     assert 1e-6 < error < 0.03, f"relative error {error:.4f}"
 
 
-@pytest.mark.parametrize("skip", [False, True], ids=["", "skip"])
+@pytest.mark.parametrize("inputs", [False, True], ids=["", "inputs"])
 @pytest.mark.parametrize("kind", ["image", "vector", "grid"])
-def test_updates_in_bf16(kind, skip):
+def test_updates_in_bf16(kind, inputs):
     """They run, stay near float32 for a while, and leave parameters, Adam and posterior in their own precision."""
-    local = LOCAL if kind == "grid" else {}
-    sizes = SIZES | {
-        "kind": kind,
-        "forward": {"skip": skip, **local},
-        "termination": {"local": bool(local), "predicted": bool(local)},
-    }
+    sizes = SIZES | {"kind": kind}
+    if kind == "grid":
+        sizes |= {**GRID, "termination": {"predicted": True}}
+    if inputs:
+        sizes["forward"] = INPUTS
     exact, rough = (debug_agent("fast", torch.float32, **sizes) for _ in range(2))
     rough.execution = Execution(rough.device, precision="bf16")
     losses = exact.update(), rough.update()

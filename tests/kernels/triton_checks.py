@@ -308,30 +308,32 @@ def test_wrong_arguments_are_named() -> None:
 
 
 def parts(seed: int) -> Any:
-    from psdrl.agents.psdrl.models import ForwardModel, SampledModel, Smallest, TanhNet
-    from psdrl.agents.psdrl.settings import ForwardConfig
+    from tests.helpers import small_config, small_models, vector_spec
 
-    torch.manual_seed(seed)
-    forward_model = ForwardModel(13, 6, ForwardConfig(layers=4, units=35, recurrent=18))
-    sample = SampledModel(torch.randn(14, 35) / 5, torch.zeros(14))
-    return forward_model, sample, TanhNet(13, 21, 3), Smallest(2, 31, 37, 4)
+    config = small_config(
+        forward={"layers": 4, "units": 35, "recurrent": 18},
+        termination={"layers": 3, "units": 21},
+        value={"layers": 4, "units": 37, "networks": 2, "discount": 0.9},
+    )
+    models = small_models(config, vector_spec(13, 6), seed).float()
+    weight = torch.randn(14, 35, generator=torch.Generator().manual_seed(seed)) / 5
+    return models, models.forward_model.sampled(weight)
 
 
 @pytest.mark.parametrize("count", [1, 11])
 def test_lookahead(count: int) -> None:
     """The composition, for acting (6 rows) and planning (66 rows)."""
-    from psdrl.agents.psdrl.lookahead import reference
+    from psdrl.agents.psdrl.oracle import lookahead
     from tests.helpers import fast_lookahead
 
     latents, hidden = draws("ieee", (count, 13), (count, 18))
-    forward_model, sample, termination, value = parts(1)
+    models, sample = parts(1)
     with torch.no_grad():
-        result = fast_lookahead(forward_model, sample, termination, value, latents, hidden, 0.9)
-        eager = reference.lookahead(forward_model, sample, termination, value, latents, hidden, 0.9)
+        result = fast_lookahead(models, sample, models.value, latents, hidden)
+        eager = lookahead(models, sample, models.value, latents, hidden)
         sample.weight, sample.bias = sample.weight.double(), sample.bias.double()
-        for network in (forward_model, termination, value):
-            network.double()
-        exact = reference.lookahead(forward_model, sample, termination, value, latents.double(), hidden.double(), 0.9)
+        models.double()
+        exact = lookahead(models, sample, models.value, latents.double(), hidden.double())
     assert error(result.returns, exact.returns) <= 2 * error(eager.returns, exact.returns)
     assert error(result.hidden, exact.hidden) <= 2 * error(eager.hidden, exact.hidden)
 

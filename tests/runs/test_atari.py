@@ -284,7 +284,7 @@ def test_groups_play_the_same_games(backend: str) -> None:
     np.testing.assert_array_equal(env.reset().shape, frames[0].shape)
     again = env.step(actions[0])
     assert again.observation.shape == (4, 1, 64, 64)
-    assert [len(column) for column in again] == [4] * 5
+    assert [len(column) for column in again] == [4] * 7
     env.close()
     evaluation = make_env(config, num_envs=1)
     assert (evaluation.num_envs, len(evaluation.groups)) == (1, 1), "evaluation has one environment"

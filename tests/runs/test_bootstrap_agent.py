@@ -202,7 +202,7 @@ def test_what_is_stored(transform: str, wanted: list[float], cut_is_end: bool) -
     agent.begin(0, np.zeros((1, 3), np.float32))
     rewards, ended, cut = [-5, 0, 99, 0.5], [False, True, False, False], [False, False, False, True]
     for t in range(4):
-        flags = (np.array([flag]) for flag in (ended[t], cut[t], t == 2))
+        flags = (np.array([flag]) for flag in (ended[t], cut[t], t == 2, ended[t] or cut[t], False))
         step = Step(np.full((1, 3), t, np.float32), np.array([rewards[t]], np.float32), *flags)
         agent.observe(0, np.array([1]), step)
     found, terminated, _ = stored(agent)
@@ -338,7 +338,7 @@ def test_compiled_steps_agree() -> None:
         agent.begin(0, rng.normal(size=(1, 3)).astype(np.float32))
         agent.step = 100
         for _ in range(20):
-            flags = (np.zeros(1, bool) for _ in range(3))
+            flags = (np.zeros(1, bool) for _ in range(5))
             step = Step(rng.normal(size=(1, 3)).astype(np.float32), rng.normal(size=1).astype(np.float32), *flags)
             agent.observe(0, np.array([rng.integers(2)]), step)
         agent.update()

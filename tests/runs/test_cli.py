@@ -1,5 +1,6 @@
 """What a user can get wrong: one clear sentence, exit code 2, nothing overwritten; and how a run is interrupted."""
 
+import errno
 import json
 import re
 import shutil
@@ -7,11 +8,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 import torch
 
 from psdrl import cli
+from psdrl.run.checkpoint import settings_of
+from psdrl.run.store.files import Disk
 from tests.conftest import Outcome, Run
 
 SMALL = ("--env", "deepsea-4", "--preset", "debug", "--device", "cpu", "--eval-every", "0", "--steps", "310")
@@ -69,14 +73,14 @@ BAD_INPUT: dict[str, tuple[tuple[str, ...], str]] = {
     "layers": ((*SMALL, "--value.layers", "1"), "--value.layers is 1"),
     "window": ((*SMALL, "--forward.window", "0"), "--forward.window is 0"),
     "period": ((*SMALL, "--policy.update-every", "0"), "--policy.update-every is 0"),
-    "noise": ((*SMALL, "--posterior.noise-reward", "0"), "--posterior.noise-reward is 0"),
+    "noise": ((*SMALL, "--posterior.noise", "1", "0"), "--posterior.noise is 1.0 0.0"),
     "learning rate": ((*SMALL, "--value.learning-rate", "nan"), "--value.learning-rate is nan"),
     "epsilon": ((*SMALL, "--policy.epsilon", "1.5"), "--policy.epsilon is 1.5"),
     "discount": ((*SMALL, "--value.discount", "1"), "--value.discount is 1"),
     "sticky": (("--env", "minatar/breakout", "--minatar.sticky", "1.5"), "--minatar.sticky is 1.5"),
-    "encoder of nothing": ((*IMAGE, "--autoencoder.kernels", "64", "4"), "--autoencoder.kernels"),
-    "decoder too large": ((*IMAGE, "--autoencoder.decoder-kernels", "9", "9"), "decoder"),
-    "uneven layers": ((*IMAGE, "--autoencoder.channels", "4"), "equal lengths"),
+    "encoder of nothing": ((*IMAGE, "--autoencoder.channels", "4", "4", "4", "4", "4"), "--autoencoder.channels"),
+    "grid of linear features": ((*IMAGE, "--autoencoder.latent", "0", "--grid"), "--forward.features tanh"),
+    "no grid": ((*SMALL, "--grid", "--forward.features", "tanh"), "no grid"),
     "no channels": ((*IMAGE, "--autoencoder.channels", "4", "0"), "positive"),
 }
 
@@ -141,23 +145,56 @@ def damage(path: Path, how: str) -> None:
     data = path.read_bytes()
     if how == "missing":
         path.unlink()
-    elif how == "another object":
-        torch.save([1, 2, 3], path)
-    elif how == "other keys":
-        torch.save({"a": 1}, path)
+    elif how == "one bit":
+        path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     else:
         path.write_bytes({"empty": b"", "half": data[: len(data) // 2], "text": b"not a checkpoint"}[how])
 
 
-@pytest.mark.parametrize("how", ["missing", "empty", "half", "text", "another object", "other keys"])
-@pytest.mark.parametrize("name", ["agent", "replay"])
+@pytest.mark.parametrize("how", ["missing", "empty", "half", "text", "one bit"])
+@pytest.mark.parametrize("name", ["agent.json", "agent.safetensors", "manifest.json", "replay.json", "segment"])
 def test_damaged_checkpoint(name: str, how: str, cli_run: Run, run_copy: Path) -> None:
-    damage(run_copy / "checkpoint-300" / f"{name}.pt", how)
+    """The only checkpoint: refused in a sentence. Playing needs no replay buffer."""
+    damage(run_copy / ("replay/segment-1.zst" if name == "segment" else f"checkpoint-300/{name}"), how)
     before = contents(run_copy)
     check_refusal(cli_run("train", *SMALL, "--steps", "400", "--logdir", run_copy), "checkpoint-300")
-    if name == "agent":
-        check_refusal(cli_run("evaluate", run_copy, "--device", "cpu"), "checkpoint-300")
+    outcome = cli_run("evaluate", run_copy, "--device", "cpu", "--episodes", "1")
+    if name in ("segment", "replay.json"):
+        assert outcome.code == 0
+    else:
+        check_refusal(outcome, "checkpoint-300")
     assert contents(run_copy) == before
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(cli_run: Run, run_copy: Path) -> None:
+    assert cli_run("train", *SMALL, "--steps", "400", "--logdir", run_copy).code == 0
+    assert cli_run("train", *SMALL, "--steps", "500", "--logdir", run_copy).code == 0
+    assert {p.name for p in run_copy.glob("checkpoint-*")} == {"checkpoint-400", "checkpoint-500"}
+    damage(run_copy / "checkpoint-500" / "agent.safetensors", "one bit")
+    outcome = cli_run("train", *SMALL, "--steps", "600", "--logdir", run_copy)
+    assert outcome.code == 0
+    assert "checkpoint-500 cannot be used (agent.safetensors has changed since it was written)" in outcome.out
+    assert "resumed at step 400" in outcome.out
+    assert {p.name for p in run_copy.glob("checkpoint-*")} == {"checkpoint-400", "checkpoint-600"}
+    assert not list(run_copy.glob(".aside-*"))
+
+
+def test_checkpoints_of_earlier_versions_are_refused(cli_run: Run, run_copy: Path) -> None:
+    for path in (run_copy / "checkpoint-300").iterdir():
+        path.unlink()
+    torch.save({"a": 1}, run_copy / "checkpoint-300" / "agent.pt")
+    check_refusal(cli_run("evaluate", run_copy), "earlier version")
+
+
+def test_a_moved_run_goes_on(cli_run: Run, run_copy: Path, tmp_path: Path) -> None:
+    """And knows where it is now."""
+    moved = tmp_path / "elsewhere" / "moved"
+    moved.parent.mkdir()
+    run_copy.rename(moved)
+    assert settings_of(moved).logdir == moved
+    assert cli_run("train", *SMALL, "--steps", "400", "--resume", "must", "--logdir", moved).code == 0
+    assert (moved / "checkpoint-400").is_dir()
+    assert not run_copy.exists()
 
 
 @pytest.mark.parametrize(
@@ -241,3 +278,24 @@ def test_interrupt_saves_and_resumes(number: signal.Signals, tmp_path: Path, cli
     assert after[: len(lines)] == lines
     assert [json.loads(line)["step"] for line in after[len(lines) :]][-1] > step
     assert (tmp_path / "run" / f"checkpoint-{step + 60}").is_dir()
+
+
+def test_a_full_disk_stops_no_run(cli_run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Every save fails: the run ends as it should, says so once per save, and leaves nothing half written."""
+
+    write = Disk.write
+
+    def full(disk: Disk, file: BinaryIO, data: memoryview) -> int:
+        if "config.json" in file.name:  # without it there is no run
+            return write(disk, file, data)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Disk, "write", full)
+        outcome = cli_run("train", *SMALL, "--steps", "300", "--checkpoint-every", "100", "--logdir", "run")
+    assert outcome.code == 0
+    assert outcome.out.count("No checkpoint could be written") >= 3
+    assert "No space left on device" in outcome.out
+    assert not list((tmp_path / "run").glob("*checkpoint*"))
+    assert cli_run("train", *SMALL, "--steps", "300", "--logdir", "run").code == 0
+    assert (tmp_path / "run" / "checkpoint-300").is_dir()

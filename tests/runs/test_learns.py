@@ -70,8 +70,8 @@ def deviation_at_untried(size: int) -> float:
         return model.features(model.next_hidden(z, actions, hidden), z, actions).detach()
 
     seen, untried = features(tried), features(1 - tried)
-    prior = torch.eye(config.forward.units, dtype=z.dtype) / config.posterior.prior_reward
-    covariance = torch.linalg.inv(seen.T @ seen / config.posterior.noise_reward + prior)
+    prior = torch.eye(config.forward.units, dtype=z.dtype) / config.posterior.prior[-1]
+    covariance = torch.linalg.inv(seen.T @ seen / config.posterior.noise[-1] + prior)
     return float(((untried @ covariance) * untried).sum(1).sqrt().median())
 
 

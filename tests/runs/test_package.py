@@ -2,11 +2,8 @@
 
 import ast
 import os
-import shutil
 import subprocess
 import sys
-import tarfile
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -54,54 +51,6 @@ except ModuleNotFoundError:
     assert done.stdout.strip() == "only psdrl.kernels", done.stderr
 
 
-def archive(project: Path, kind: str, start: Path) -> Path:
-    """What setuptools makes of a project: a wheel or an sdist, without torch, as in pip's isolated builds."""
-    start.mkdir(exist_ok=True)
-    (start / "sitecustomize.py").write_text(f'BLOCKED = {{"torch"}}\n{BLOCKER}', encoding="utf-8")
-    code = f"from setuptools import build_meta; build_meta.build_{kind}('made')"
-    environment = os.environ | {"PYTHONPATH": str(start)}
-    done = subprocess.run([sys.executable, "-c", code], cwd=project, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return next((project / "made").glob("*.whl" if kind == "wheel" else "*.tar.gz"))
-
-
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The project as checked out, with the link psdrl/kernels and nothing built."""
-    copy = tmp_path_factory.mktemp("package") / "project"
-    copy.mkdir()
-    for name in ("psdrl", "kernels", "csrc"):
-        shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
-    for name in ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, copy)
-    assert (copy / "psdrl" / "kernels").is_symlink()
-    return copy
-
-
-def test_wheel_holds_every_module_once(project: Path, tmp_path: Path) -> None:
-    wheel = zipfile.ZipFile(archive(project, "wheel", tmp_path))
-    installed = sorted(name for name in wheel.namelist() if ".dist-info/" not in name)
-    sources = [
-        str(path.relative_to(ROOT)) for path in SOURCES if path.relative_to(ROOT).parts[0] in ("psdrl", "kernels")
-    ]
-    assert installed == sorted(name if name.startswith("psdrl/") else f"psdrl/{name}" for name in sources)
-
-
-def test_sdist_can_be_built(project: Path, tmp_path: Path) -> None:
-    """It brings the extension's sources along, and the same wheel comes of it without the link psdrl/kernels."""
-    with tarfile.open(archive(project, "sdist", tmp_path)) as sdist:
-        sdist.extractall(tmp_path, filter="data")
-    unpacked = next(tmp_path.glob("psdrl-*"))
-    assert not list(unpacked.rglob("*.pyc"))
-    wheels = [zipfile.ZipFile(archive(each, "wheel", tmp_path / "start")).namelist() for each in (project, unpacked)]
-    assert sorted(wheels[0]) == sorted(wheels[1])
-    here, there = (
-        {str(path.relative_to(each)) for path in (each / "csrc").rglob("*") if path.suffix not in ("", ".pyc")}
-        for each in (ROOT, unpacked)
-    )
-    assert here == there
-
-
 def test_works_without_triton_and_envpool(tmp_path: Path) -> None:
     """Import, an Atari environment by another backend, a few steps and an update."""
     code = (
@@ -112,7 +61,7 @@ assert importlib.util.find_spec("envpool") is None and importlib.util.find_spec(
 import psdrl
 config = psdrl.configure(
     game="Pong", preset="debug", device="cpu", steps=30, eval_every=0, atari={"max_steps": 12},
-    policy={"update_every_early": 10},
+    policy={"update_every": (10,)},
 )
 env = psdrl.make_env(config)
 agent = psdrl.Agent(config, env.spec)

@@ -16,6 +16,7 @@ from tests.helpers import dotted_names, small_config
 MAY_CHANGE = {
     "steps": "a run may be prolonged",
     "logdir": "a run directory may be moved",
+    "log": "who else is told changes no number",
     "resume": "the question itself",
     "device": "a run may move to another machine",
     "compile": "speed only",
@@ -24,6 +25,7 @@ MAY_CHANGE = {
     "eval_every": "evaluation has random streams of its own",
     "eval_episodes": "evaluation has random streams of its own",
     "checkpoint_every": "saving changes nothing",
+    "checkpoint_keep": "saving changes nothing",
     "replay.device": "where frames lie changes no number",
 }
 
@@ -63,16 +65,17 @@ def test_a_changed_setting_is_refused_unless_it_is_free(name: str, tmp_path: Pat
 
 
 def test_a_run_goes_on_with_every_free_setting_changed(tmp_path: Path) -> None:
-    """Through the command line; all but `compile`, which takes a minute, and `device`, of which there is one here."""
+    """Through the command line; all but `compile`, which takes a minute, `device`, of which there is one here, and
+    `log`, whose services have tests of their own."""
     small = ("--env", "deepsea-4", "--preset", "debug", "--device", "cpu")
     assert cli.train([*small, "--steps", "300", "--logdir", str(tmp_path / "old")]) == 0
     (tmp_path / "old").rename(tmp_path / "new")
     flags = "--steps 600 --resume must --no-cuda-graphs --profile 1:2 --eval-every 50 --eval-episodes 2"
-    flags += " --checkpoint-every 200 --replay.device host"
+    flags += " --checkpoint-every 200 --checkpoint-keep 3 --replay.device host"
     assert cli.train([*small, *flags.split(), "--logdir", str(tmp_path / "new")]) == 0
     before, after = (small_config(), json.loads((tmp_path / "new" / "config.json").read_text())["config"])
     different = {n for n in NAMES if _stored(before.to_dict(), n) != _stored(after, n)}
-    assert different == set(MAY_CHANGE) - {"compile", "device"}, "each of them was another one before"
+    assert different == set(MAY_CHANGE) - {"compile", "device", "log"}, "each of them was another one before"
     steps = [json.loads(line)["step"] for line in (tmp_path / "new" / "metrics.jsonl").read_text().splitlines()]
     assert steps == sorted(steps)
     assert steps[0] < 300 < steps[-1]

@@ -16,8 +16,9 @@ from psdrl import cli
 from psdrl.agents import registry
 from psdrl.agents.psdrl.agent import PsdrlAgent
 from psdrl.envs import make_env
-from psdrl.run.checkpoint import latest, restore, save
-from psdrl.run.log import RunLog
+from psdrl.run.callbacks import resume
+from psdrl.run.checkpoint import Store, latest, restore, save
+from psdrl.run.log import run_callbacks
 from psdrl.run.loop import train
 from tests.conftest import Run
 
@@ -69,7 +70,7 @@ def test_metrics_and_config_files(tmp_path: Path) -> None:
     expected = psdrl.configure(env="deepsea-4-image", preset="debug", device="cpu", steps=600, eval_every=300)
     assert config == replace(expected, logdir=tmp_path / "run")
     assert list((tmp_path / "run").glob("events.out.tfevents.*")), "TensorBoard files"
-    assert [p.name for p in (tmp_path / "run").glob("checkpoint-*")] == ["checkpoint-600"], "only the last one is kept"
+    assert [p.name for p in (tmp_path / "run").glob("checkpoint-*")] == ["checkpoint-600"], "one save"
 
 
 def compare(one: Any, other: Any, path: str = "") -> None:
@@ -144,15 +145,15 @@ def test_resumed_metrics_have_no_duplicates(tmp_path: Path) -> None:
 
     env = make_env(config)
     agent = PsdrlAgent(config, env.spec)
-    with pytest.raises(Died), RunLog(tmp_path, config.steps) as log:
-        train(agent, env, log, die)
+    with pytest.raises(Died):
+        train(agent, env, run_callbacks(config), die, Store(tmp_path))
     path = latest(tmp_path)
     assert path
     assert path.name == "checkpoint-500"
     resumed = PsdrlAgent(config, env.spec)
-    logged = restore(path, resumed)
-    with RunLog(tmp_path, config.steps, resumed.step, logged) as log:
-        train(resumed, env, log)
+    callbacks = run_callbacks(config)
+    resume(callbacks, restore(path, resumed)["callbacks"])
+    train(resumed, env, callbacks, store=Store(tmp_path))
     env.close()
     lines = metrics(tmp_path)
     for key in ("loss/value", "eval/return", "train/return"):
@@ -168,28 +169,6 @@ def test_a_line_cut_short_is_dropped(tmp_path: Path) -> None:
     with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write('{"step": 299, "train/ret')
     assert run(tmp_path, "--steps", "301")[: len(lines)] == lines
-
-
-def test_checkpoint_replaces_the_old_one_only_when_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = psdrl.configure(env="deepsea-4", preset="debug", device="cpu")
-    env = make_env(config)
-    agent = PsdrlAgent(config, env.spec)
-    env.close()
-    first = save(tmp_path, agent)
-    agent.step = 10
-
-    def full_disk(*_: object) -> None:
-        raise OSError("no space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "save", full_disk)
-        with pytest.raises(OSError, match="no space"):
-            save(tmp_path, agent)
-    assert latest(tmp_path) == first
-    restore(first, PsdrlAgent(config, env.spec))
-    assert latest(tmp_path) == first
-    assert save(tmp_path, agent) == latest(tmp_path)
-    assert not first.exists()
 
 
 @pytest.mark.parametrize("policy", ["sample", "mean"])

@@ -68,7 +68,7 @@ def test_greedy_policy_and_hidden_states_over_an_episode(layers: int, rate: floa
 
 def test_terminating_action_loses_its_future() -> None:
     """The policy applies Eq. 7 too: with V = 10 everywhere, an action that ends the episode is avoided."""
-    forward = {"layers": 2, "units": 2, "feature_activation": "tanh"}
+    forward = {"layers": 2, "units": 2, "features": "tanh"}
     agent = small_agent(vector_spec(1, 2), forward=forward, termination={"layers": 2, "units": 1})
     with torch.no_grad():
         for parameter in agent.models.parameters():
@@ -135,9 +135,9 @@ def test_epsilon_schedules(algo: str, schedule: dict[int, float]) -> None:
     assert {step: pytest.approx(config.epsilon(step)) for step in schedule} == schedule
 
 
-@pytest.mark.parametrize("switch", ["advance", "keep"])
-def test_random_actions_and_the_hidden_state(switch: str) -> None:
-    agent = acting_agent(policy={"random_action_hidden": switch})
+@pytest.mark.parametrize("released", [(), ("keep-hidden",)], ids=["paper", "released"])
+def test_random_actions_and_the_hidden_state(released: tuple[str, ...]) -> None:
+    agent = acting_agent(released=released)
     rng = np.random.default_rng(0)
     h = rng.normal(size=(3, 8)) / 2
     for t in range(10):
@@ -145,13 +145,13 @@ def test_random_actions_and_the_hidden_state(switch: str) -> None:
         observations = rng.normal(size=(3, 3)).astype(np.float32)
         actions = agent.actor.act(observations, epsilon=1.0)
         advanced = hand_hidden(agent.models.forward_model, observations.astype(np.float64), actions, h)
-        wanted = advanced if switch == "advance" else h
+        wanted = h if released else advanced
         np.testing.assert_allclose(agent.actor.hidden.numpy(), wanted, atol=1e-5, err_msg=f"step {t}")
         assert np.abs(advanced - h).max() > 1e-2
 
 
 def test_keep_still_advances_with_greedy_actions() -> None:
-    agent = acting_agent(policy={"random_action_hidden": "keep"})
+    agent = acting_agent(released=("keep-hidden",))
     observations = np.ones((3, 3), np.float32)
     actions = agent.actor.act(observations, epsilon=0.0)
     wanted = hand_hidden(agent.models.forward_model, observations.astype(np.float64), actions, np.zeros((3, 8)))
@@ -194,7 +194,9 @@ def test_evaluation_leaves_training_untouched() -> None:
     agent.actor.hidden.fill_(0.25)
 
     def state() -> dict:
-        tensors = {f"replay/{name}": value for name, value in agent.replay.state_dict().items()}
+        replay = agent.replay.state_dict()
+        rows = [(ring, name, x) for ring, rows in enumerate(replay["rows"]) for name, x in rows.items()]
+        tensors = {f"replay/{ring}/{name}": x for ring, name, x in rows} | {"replay": replay["counters"]}
         tensors |= {f"models/{name}": value.clone() for name, value in agent.models.state_dict().items()}
         tensors |= {"hidden": agent.actor.hidden.clone(), "model": agent.model.weight.clone()}
         tensors |= {name: value for name, value in agent.state_dict()["random"].items() if name != "device"}

@@ -365,7 +365,7 @@ def test_acts_greedily_by_its_head_on_its_stack() -> None:
 
 def test_votes_on_its_stack() -> None:
     networks, rng = networks_of("vector, no torso").float(), np.random.default_rng(0)
-    actor = VoteActor(networks, Stacks(1, STACK, VECTOR, torch.device("cpu")), EAGER)
+    actor = VoteActor(networks, Stacks(1, STACK, VECTOR, torch.device("cpu")), EAGER, 3, 0.0, rng)
     actor.start(np.array([True]))
     last = np.zeros((1, 4), np.float32)
     for t in range(200):

@@ -12,7 +12,7 @@ from psdrl import configure
 from psdrl.agents.bootstrap.work import BootstrapWorkload
 from psdrl.agents.interface import Agent
 from psdrl.agents.psdrl.agent import PsdrlAgent
-from psdrl.agents.psdrl.lookahead.factored import fold
+from psdrl.agents.psdrl.flat_model import Folded
 from psdrl.agents.psdrl.work import PsdrlWorkload
 from psdrl.agents.registry import AGENTS, make_agent
 from psdrl.cost import forecast as cost
@@ -68,15 +68,15 @@ def real_flops(agent):
     return {phase: end - start for (phase, start), end in zip(starts.items(), ends, strict=True)}
 
 
-@pytest.mark.parametrize("skip", [False, True])
-def test_a_real_update_has_the_operations_that_are_counted(skip):
+@pytest.mark.parametrize("features", ["linear", "tanh+inputs"])
+def test_a_real_update_has_the_operations_that_are_counted(features):
     """Backward is taken for twice forward: what enters a first layer needs no gradient, which the model ignores."""
     sizes = {
         "replay": {"batch": 5, "length": 8},
         "value": {"networks": 2, "iterations": 3},
         "autoencoder": {"latent": 7},
     }
-    config = configure(game="Pong", preset="debug", device="cpu", forward={"window": 4, "skip": skip}, **sizes)
+    config = configure(game="Pong", preset="debug", device="cpu", forward={"window": 4, "features": features}, **sizes)
     agent, work = filled(config, PONG), PsdrlWorkload(config, PONG)
     found, models = real_flops(agent), agent.models
     model = {name: phase.total for name, phase in work.update(len(agent.replay.stored_slots())).items()}
@@ -90,16 +90,16 @@ def test_a_real_update_has_the_operations_that_are_counted(skip):
     assert found["forward"] == model["forward"] - 2 * config.forward.iterations * unneeded
     unneeded = rows * sum(network.layers[0].weight.numel() for network in models.value)
     unneeded += 5 * work.gru  # nobody asks for the hidden state after the last step
-    last = models.forward_model.layers[-1].weight.numel()  # it is folded into W~, once
-    assert found["value"] == model["value"] - 2 * 3 * unneeded + 2 * work.outputs * last
+    last = models.forward_model.layers[-1].weight.numel()  # if it is linear it is folded into W~, once
+    folded = 2 * work.outputs * last if features == "linear" else 0
+    assert found["value"] == model["value"] - 2 * 3 * unneeded + folded
 
 
 def test_planning_on_a_grid_has_the_operations_that_are_counted():
     spec = EnvSpec("test", "vector", (100,), "uint8", 3, "none", (5, 5, 4))
-    local = {"local": True, "feature_activation": "tanh", "skip": True}
     config = configure(
-        env="minatar/breakout", preset="debug", device="cpu", forward=local, termination={"local": True},
-        replay={"batch": 5, "length": 8}, value={"iterations": 3, "start": "zero"},
+        env="minatar/breakout", preset="debug", device="cpu", grid=True, forward={"features": "tanh+inputs"},
+        replay={"batch": 5, "length": 8}, value={"iterations": 3},
     )  # fmt: skip
     agent, work = filled(config, spec), PsdrlWorkload(config, spec)
     unneeded = 5 * 8 * agent.models.value[0].layers[0].weight.numel() + 5 * work.gru
@@ -134,11 +134,14 @@ def test_a_real_step_of_bootstrap_has_the_operations_that_are_counted(spec):
     assert work.updates()[0] == max(config.exploration.random_steps, config.learning.every)
 
 
-@pytest.mark.parametrize("skip", [False, True])
-def test_the_folded_lookahead_has_the_multiply_adds_that_are_counted(skip):
+@pytest.mark.parametrize("features", ["linear", "tanh+inputs"])
+def test_the_folded_lookahead_has_the_multiply_adds_that_are_counted(features):
     """Per row of a product with a matrix as many as it has entries; what an action adds to a sum is none."""
-    agent = PsdrlAgent(configure(game="Pong", preset="debug", device="cpu", forward={"skip": skip, "layers": 4}), PONG)
-    work, model = PsdrlWorkload(agent.config, PONG), fold(agent.models.forward_model, agent.model)
+    agent = PsdrlAgent(
+        configure(game="Pong", preset="debug", device="cpu", forward={"features": features, "layers": 4}), PONG
+    )
+    work, model = PsdrlWorkload(agent.config, PONG), agent.models.forward_model.fold(agent.model)
+    assert isinstance(model, Folded)
     action = model.first.numel() + sum(weight.numel() for weight, _ in model.hidden)
     action += model.output.numel() + model.direct.numel()
     assert work.ahead == model.state.numel() + model.recurrent.numel() + 6 * action
@@ -408,8 +411,8 @@ def test_states_drawn_again_are_not_predicted_again(transitions):
     """Of 20 batches of 16 x 10 states as many differ as the cost model says; it counts the lookahead only for those."""
     batches = {"batch": 16, "length": 10}
     kinds = {
-        start: configure(game="Pong", preset="debug", value={"start": start, "iterations": 20}, replay=batches)
-        for start in ("zero", "episode")
+        sweep: configure(game="Pong", preset="debug", value={"sweep": sweep, "iterations": 20}, replay=batches)
+        for sweep in ("paper", "episode")
     }
     replay = Replay(transitions, 1, (1,), "float32")
     replay.start(0, np.zeros(1))
@@ -418,15 +421,15 @@ def test_states_drawn_again_are_not_predicted_again(transitions):
     rng = np.random.default_rng(0)
     drawn = torch.stack([replay.sample(16, 10, rng).slots[:, :-1] for _ in range(20)])
     share = len(drawn.unique()) / drawn.numel()
-    flops = {start: update_work(config, PONG, transitions)["value"].total for start, config in kinds.items()}
-    work = PsdrlWorkload(kinds["zero"], PONG)
+    flops = {sweep: update_work(config, PONG, transitions)["value"].total for sweep, config in kinds.items()}
+    work = PsdrlWorkload(kinds["paper"], PONG)
     lookahead = 2 * drawn.numel() * (work.ahead + 6 * work.termination)
-    assert flops["zero"] - flops["episode"] == pytest.approx((1 - share) * lookahead, rel=0.05)
+    assert flops["paper"] - flops["episode"] == pytest.approx((1 - share) * lookahead, rel=0.05)
 
 
 def test_without_memory_planning_is_within_episodes():
     """h is zero wherever a sequence starts, so both starts are the same work and take the same memory."""
-    settings = [{"start": start, "iterations": 20} for start in ("zero", "episode")]
+    settings = [{"sweep": sweep, "iterations": 20} for sweep in ("paper", "episode")]
     zero, episode = (
         configure(game="Pong", preset="debug", value=value, forward={"recurrent": 0}) for value in settings
     )

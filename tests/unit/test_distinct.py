@@ -8,7 +8,6 @@ from psdrl import configure
 from psdrl.agents.psdrl import learning
 from psdrl.agents.psdrl.agent import PsdrlAgent
 from psdrl.agents.psdrl.deduplicate import ROWS, firsts, keys
-from psdrl.agents.psdrl.statistics import distinct_transitions
 from psdrl.envs.vector import EnvSpec
 
 
@@ -44,7 +43,8 @@ def test_without_memory_each_transition_counts_as_often_as_it_occurs():
     agent = agent_with_two_states(0)
     table = torch.zeros(agent.replay.num_slots, 2)
     table[agent.replay.stored_slots()] = agent.replay.frames(agent.replay.stored_slots()).float()
-    rows = list(distinct_transitions(agent.models, agent.replay, table, chunk_rows=3))
+    model = agent.models.forward_model
+    rows = list(model.memory.transitions(model, agent.replay, table, 3))
     assert [len(part.targets) for part in rows] == [3, 1]  # two states, two actions
     assert sum(int(part.times.sum()) for part in rows if part.times is not None) == 20
     for inputs, targets, _ in rows:

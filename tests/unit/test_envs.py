@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 import psdrl
 from psdrl.envs import make_env
 from psdrl.envs.deepsea import DeepSea
+from psdrl.envs.gym import GymVector
 from psdrl.envs.make import env_seeds
 from psdrl.envs.minatar import GAMES, MinAtar
-from psdrl.envs.vector import GymVector, Step, VectorEnv
+from psdrl.envs.vector import Step, VectorEnv
 from psdrl.errors import UserError
 
 
@@ -185,7 +186,7 @@ def test_minatar_ramping(ramping: bool) -> None:
 def test_minatar_options_reach_the_game() -> None:
     env = make("minatar/asterix", minatar={"sticky": 0.25, "ramping": True})
     assert isinstance(env, GymVector)
-    inner = env._envs.envs[0].unwrapped
+    inner = env.lanes[0].env.unwrapped
     assert isinstance(inner, MinAtar)
     assert inner._game.sticky_action_prob == 0.25
     assert inner._game.env.ramping is True
@@ -367,9 +368,10 @@ def test_refused_environments(name: str, says: str) -> None:
     [
         (spaces.Sequence(spaces.Discrete(3)), True),
         (spaces.Box(0, 255, (48, 80, 1), np.uint8), False),
-        (spaces.Box(0, 255, (4, 84, 84), np.uint8), True),
+        (spaces.Box(0, 255, (4, 84, 84), np.uint8), False),
+        (spaces.Box(0, 255, (84, 84, 4), np.uint8), True),
     ],
-    ids=["sequence", "one channel", "channels first"],
+    ids=["sequence", "one channel", "channels first", "four channels"],
 )
 def test_odd_observations_work_or_are_refused(
     picture: str, space: spaces.Space, refused: bool, monkeypatch: pytest.MonkeyPatch

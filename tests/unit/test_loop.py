@@ -5,6 +5,7 @@ from itertools import accumulate
 import numpy as np
 import pytest
 
+from psdrl.agents.psdrl import settings
 from psdrl.agents.psdrl.acting import Actor
 from psdrl.agents.psdrl.agent import PsdrlAgent
 from psdrl.envs.vector import GroupedEnv, Step
@@ -40,14 +41,14 @@ class WatchedEnv(ScriptedEnv):
         return step
 
 
-def run(num_envs: int, steps: int, **settings: object) -> tuple[PsdrlAgent, WatchedEnv, ListLog]:
+def run(num_envs: int, steps: int, **changes: object) -> tuple[PsdrlAgent, WatchedEnv, ListLog]:
     options: dict = {
         "reward_transform": "none",
         "eval_every": 0,
         "checkpoint_every": 0,
-        "policy": {"update_every": 10**6},
+        "policy": {"update_every": (250, 10**6)},
     }
-    config = small_config(num_envs=num_envs, steps=steps, **(options | settings))
+    config = small_config(num_envs=num_envs, steps=steps, **(options | changes))
     env, log = WatchedEnv(SCRIPT[:num_envs]), ListLog()
     agent = PsdrlAgent(config, env.spec)
     env.agent = agent
@@ -56,11 +57,10 @@ def run(num_envs: int, steps: int, **settings: object) -> tuple[PsdrlAgent, Watc
 
 
 @pytest.mark.parametrize("num_envs", [1, 2, 3])
-@pytest.mark.parametrize("time_limit_terminates", [False, True])
-def test_stored_transitions(num_envs: int, time_limit_terminates: bool) -> None:
+@pytest.mark.parametrize("released", [(), ("time-limit-ends",)], ids=["paper", "released"])
+def test_stored_transitions(num_envs: int, released: tuple[str, ...]) -> None:
     """Each episode as it was played: own observations, actions, rewards; no row that only starts an episode."""
-    replay = {"time_limit_terminates": time_limit_terminates, "capacity": 2000}
-    agent, env, log = run(num_envs, 60, replay=replay)
+    agent, env, log = run(num_envs, 60, replay={"capacity": 2000}, released=released)
     assert env.started_rows > 10, "no autoreset happened"
     episodes = stored_episodes(agent.replay)
     assert len(episodes) == agent.episodes == len(log.steps_with("train/return"))
@@ -72,7 +72,7 @@ def test_stored_transitions(num_envs: int, time_limit_terminates: bool) -> None:
         np.testing.assert_array_equal(episode["observations"], wanted, err_msg=name)
         np.testing.assert_array_equal(episode["actions"], [env.taken[i, number, t] for t in range(plan.length)])
         np.testing.assert_array_equal(episode["rewards"], [100 * i + 10 * number + t for t in range(plan.length)])
-        ends = plan.end != "truncated" or time_limit_terminates
+        ends = plan.end != "truncated" or bool(released)
         np.testing.assert_array_equal(episode["terminated"], [0.0] * (plan.length - 1) + [float(ends)], err_msg=name)
         assert log.values_of("train/return")[k] == episode["rewards"].sum(), name
         assert log.values_of("train/length")[k] == plan.length, name
@@ -88,7 +88,7 @@ def test_steps_count_transitions_over_all_environments(num_envs: int) -> None:
 @pytest.mark.parametrize("num_envs", [1, 3])
 def test_hidden_state_starts_at_zero_with_each_episode(num_envs: int) -> None:
     """After the first action of every episode h is the GRU's output from h = 0, without updates in between."""
-    agent, env, _ = run(num_envs, 40, policy={"update_every_early": 10**6})
+    agent, env, _ = run(num_envs, 40, policy={"update_every": (10**6,)})
     assert len(env.first) >= 10
     for i, z, action, hidden in env.first:
         wanted = hand_hidden(agent.models.forward_model, z[None], np.array([action]), np.zeros((1, 8)))[0]
@@ -110,10 +110,10 @@ def steps_after_each_call(env: ScriptedEnv) -> list[int]:
 
 
 @pytest.mark.parametrize("num_envs", [1, 2, 3])
-def test_update_times(num_envs: int) -> None:
+def test_update_times(num_envs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the first step at or past each multiple of m: 7 until step 28, then 14; none before an episode has ended."""
-    policy = {"update_every_early": 7, "update_every": 14, "early_steps": 28}
-    agent, env, log = run(num_envs, 100, policy=policy)
+    monkeypatch.setattr(settings, "EARLY_STEPS", 28)
+    agent, env, log = run(num_envs, 100, policy={"update_every": (7, 14)})
     times = steps_after_each_call(env)
     multiples = [7, 14, 21, 28, 42, 56, 70, 84, 98]
     wanted = [next(step for step in times if step >= multiple) for multiple in multiples]
@@ -123,7 +123,7 @@ def test_update_times(num_envs: int) -> None:
 
 def test_nothing_is_learned_before_an_episode_has_ended() -> None:
     env = ScriptedEnv([[ScriptedEpisode(25, "terminated")]])
-    policy = {"update_every_early": 10, "update_every": 10}
+    policy = {"update_every": (10,)}
     config = small_config(steps=41, eval_every=0, policy=policy, reward_transform="none")
     agent, log = PsdrlAgent(config, env.spec), ListLog()
     train(agent, env, log)
@@ -131,7 +131,7 @@ def test_nothing_is_learned_before_an_episode_has_ended() -> None:
 
 
 def test_sequence_length_is_logged_when_it_shrinks() -> None:
-    policy = {"update_every_early": 8, "update_every": 8}
+    policy = {"update_every": (8,)}
     _, _, log = run(1, 17, policy=policy, replay={"batch": 4, "length": 4})
     assert log.values_of("train/sequence_length") == [4, 4]
     _, _, log = run(1, 17, policy=policy, replay={"batch": 4, "length": 6})
@@ -163,7 +163,7 @@ OPTIONS: dict = {
     "reward_transform": "none",
     "eval_every": 0,
     "checkpoint_every": 0,
-    "policy": {"update_every_early": 25, "epsilon": 0.3},
+    "policy": {"update_every": (25,), "epsilon": 0.3},
     "replay": {"capacity": 2000, "batch": 4, "length": 3},
 }
 SIX = [*SCRIPT, *([ScriptedEpisode(n, "truncated"), ScriptedEpisode(n + 2, "terminated")] for n in (2, 5, 7))]

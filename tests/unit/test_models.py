@@ -6,12 +6,14 @@ from torch import nn
 from torch.nn import functional as F
 
 from psdrl import configure
-from psdrl.agents.psdrl import learning, oracle
-from psdrl.agents.psdrl.encoder import FEW_FRAMES, Autoencoder
-from psdrl.agents.psdrl.models import TanhNet, plain_tanh
+from psdrl.agents.psdrl import learning
+from psdrl.agents.psdrl.autoencoder import FEW_FRAMES, Autoencoder, layers
+from psdrl.agents.psdrl.networks import TanhNet, plain_tanh
 from psdrl.agents.psdrl.planning import value_gradient
+from psdrl.agents.psdrl.settings import AutoencoderConfig
+from psdrl.errors import UserError
 from psdrl.kernels.convolution import GemmConv2d, GemmConvTranspose2d, from_tiles, tiles, to_tiles
-from tests.helpers import small_config, small_models, vector_spec
+from tests.helpers import filled_replay, small_config, small_models, vector_spec
 
 
 def grads(output, tensors):
@@ -56,22 +58,22 @@ def test_layers_on_tiles_are_atens():
 
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 @pytest.mark.parametrize("channels", [1, 2])
-@pytest.mark.parametrize("mean_frame", [False, True])
-def test_reconstruction_in_tiles(reduction, channels, mean_frame):
+@pytest.mark.parametrize("standardise", [False, True])
+def test_reconstruction_in_tiles(reduction, channels, standardise):
     """The fast path's autoencoder and the oracle's: latent states, loss and gradient."""
-    config = configure(game="Pong", preset="cpu", device="cpu", autoencoder={"mean_frame": mean_frame}).autoencoder
-    autoencoder = Autoencoder((channels, 64, 64), config)
+    config = configure(game="Pong", preset="cpu", device="cpu").autoencoder
+    autoencoder = Autoencoder((channels, 64, 64), config, standardise, reduction)
     assert autoencoder.double().patch == 4
     frames = torch.randint(0, 256, (3, channels, 64, 64), dtype=torch.uint8)
     autoencoder.renew([frames[:1], frames[1:]])
     images = autoencoder.images(frames)
-    if mean_frame:
+    if standardise:
         torch.testing.assert_close(images.mean(0), torch.zeros_like(images[0]))
         torch.testing.assert_close(images.square().mean(), images.new_ones(()))
     else:
         torch.testing.assert_close(images, frames.double() / 255)
     torch.testing.assert_close(autoencoder.encode(frames), autoencoder.encoder(autoencoder.images(frames)))
-    losses = [f(autoencoder, frames, reduction) for f in (learning.autoencoder_loss, oracle.autoencoder_loss)]
+    losses = [autoencoder.loss(frames), autoencoder.plain_loss(frames)]
     torch.testing.assert_close(*losses)
     parameters = list(autoencoder.parameters())
     for gradient, expected in zip(*(grads(loss, parameters) for loss in losses), strict=True):
@@ -81,7 +83,7 @@ def test_reconstruction_in_tiles(reduction, channels, mean_frame):
 def test_a_loaded_autoencoder_encodes_as_the_saved_one():
     """Mean frame and contrast come from the checkpoint, and with them what is derived for the patches."""
     config = configure(game="Pong", preset="cpu", device="cpu").autoencoder
-    saved, loaded = (Autoencoder((1, 64, 64), config) for _ in range(2))
+    saved, loaded = (Autoencoder((1, 64, 64), config, standardise=True) for _ in range(2))
     frames = torch.randint(0, 256, (5, 1, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         saved.renew([frames])
@@ -95,10 +97,11 @@ def test_a_loaded_autoencoder_encodes_as_the_saved_one():
 @pytest.mark.parametrize("count", [1, FEW_FRAMES, FEW_FRAMES + 1])
 def test_few_frames_are_encoded_as_many(count, latent):
     """Acting's products against the layers themselves, in float64."""
-    settings = {"channels": (4, 6, 8), "kernels": (4, 4, 3), "strides": (4, 2, 2), "decoder_kernels": (3, 4, 4)}
-    config = configure(game="Pong", preset="cpu", device="cpu", autoencoder=settings | {"latent": latent}).autoencoder
-    autoencoder = Autoencoder((2, 64, 64), config).double()
-    frames = torch.randint(0, 256, (count, 2, 64, 64), dtype=torch.uint8)
+    settings = {"channels": (4, 6, 8), "latent": latent}
+    config = configure(game="Pong", preset="cpu", device="cpu", autoencoder=settings).autoencoder
+    autoencoder = Autoencoder((2, 120, 120), config, standardise=True).double()
+    assert autoencoder.patch == 4
+    frames = torch.randint(0, 256, (count, 2, 120, 120), dtype=torch.uint8)
     autoencoder.renew([frames])
     with torch.no_grad():
         found = autoencoder.encode(frames)
@@ -109,17 +112,7 @@ def test_few_frames_are_encoded_as_many(count, latent):
 def test_linear_tanh_gradient():
     x, weight, bias = (torch.randn(*shape, dtype=torch.float64).requires_grad_() for shape in ((5, 3), (4, 3), (4,)))
     assert torch.autograd.gradcheck(learning.fused_tanh, (x, weight, bias))
-
-
-def test_linear_tanh_gradient_with_states_and_columns():
-    """6 rows: 2 states, 3 columns of each."""
-    shapes = ((6, 3), (4, 3), (2, 4), (3, 4))
-    x, weight, state, columns = (torch.randn(*shape, dtype=torch.float64).requires_grad_() for shape in shapes)
-    wanted = torch.tanh((x @ weight.T).view(2, 3, 4) + state[:, None] + columns).flatten(0, 1)
-    torch.testing.assert_close(learning.fused_tanh(x, weight, None, state, columns), wanted)
-    torch.testing.assert_close(plain_tanh(x, weight, None, state, columns), wanted)
-    inputs = (x, weight, state, columns)
-    assert torch.autograd.gradcheck(lambda x, w, s, c: learning.fused_tanh(x, w, None, s, c), inputs)
+    torch.testing.assert_close(learning.fused_tanh(x, weight, bias), plain_tanh(x, weight, bias))
 
 
 def test_the_papers_autoencoder():
@@ -142,9 +135,25 @@ def test_the_papers_autoencoder():
     assert sizes == [(192, 6, 6), (96, 14, 14), (48, 30, 30), (1, 64, 64)]
 
 
-@pytest.mark.parametrize("layers", [2, 3, 5])
-def test_value_gradient_is_autograds(layers):
-    value = TanhNet(7, 11, layers).double()
+@pytest.mark.parametrize("height", [10, 44, 63, 64, 84, 97, 210])
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_any_image_is_encoded_to_few_cells_and_decoded_to_its_size(count, height):
+    if (height, count) in {(10, 3), (10, 4), (44, 4)}:
+        with pytest.raises(UserError, match=rf"to nothing \(sizes \[{height}, "):
+            layers(1, height, (5,) * count)
+        return
+    forth, back = layers(1, height, tuple(range(5, 5 + count)))
+    assert 1 <= forth[-1].size <= 8
+    config = AutoencoderConfig(channels=tuple(layer.outputs for layer in forth))
+    images, decoded = Autoencoder((1, height, height), config).reconstruct(torch.zeros(1, 1, height, height))
+    assert decoded.shape == images.shape
+    assert back[-1].size == height
+    assert back[-1].padding < back[-1].stride
+
+
+@pytest.mark.parametrize("depth", [2, 3, 5])
+def test_value_gradient_is_autograds(depth):
+    value = TanhNet(7, 11, depth).double()
     states, targets = torch.randn(9, 7, dtype=torch.float64), torch.randn(9, dtype=torch.float64)
     expected = (value(states) - targets).square().mean()
     gradients = torch.autograd.grad(expected, list(value.parameters()))
@@ -154,26 +163,29 @@ def test_value_gradient_is_autograds(layers):
 
 
 def test_scales_come_from_the_buffer():
-    config = small_config(latent={"standardise": True}, forward={"reward_weight": 0})
-    models = small_models(config, vector_spec(3))
+    models = small_models(small_config(standardise=True), vector_spec(3))
     seen = torch.randn(500, 3, dtype=torch.float64) * torch.tensor([2.0, 0.5, 1e-6]) + 7
-    models.refresh(seen, torch.tensor([0.0, 1.0]))
-    scaled = models.encode(seen)
+    models.autoencoder.renew_scale(lambda: seen, models.forward_model)
+    scaled = models.autoencoder.encode(seen)
     torch.testing.assert_close(scaled.mean(0), torch.zeros(3, dtype=torch.float64))
     torch.testing.assert_close(scaled.std(0, correction=0)[:2], torch.ones(2, dtype=torch.float64))
     assert float(scaled[:, 2].abs().max()) < 1e-3, "a dimension that hardly changes is not blown up"
-    assert float(models.reward_weight) == pytest.approx(12.0)  # 3 / 0.25
 
 
-@pytest.mark.parametrize(("rewards", "weight"), [([0.0, 0.0], 1000.0), ([0.0, 100.0], 1.0)])
-def test_automatic_reward_weight_is_bounded(rewards, weight):
-    models = small_models(small_config(forward={"reward_weight": 0}), vector_spec(3))
-    models.refresh(torch.randn(5, 3, dtype=torch.float64), torch.tensor(rewards))
-    assert float(models.reward_weight) == weight
+@pytest.mark.parametrize(
+    ("rewards", "weight"), [([0.0, 1.0], 12.0), ([0.0, 0.0], 1000.0), ([0.0, 100.0], 1.0)], ids=str
+)
+@pytest.mark.parametrize("automatic", [True, False])
+def test_the_automatic_reward_weight_is_3_by_the_variance_within_bounds(rewards, weight, automatic):
+    models = small_models(small_config(forward={"reward_weight": 0 if automatic else 2.5}), vector_spec(3))
+    replay = filled_replay([2])
+    replay.rewards[replay.transition_slots()] = torch.tensor(rewards)
+    models.forward_model.renew(replay)
+    assert float(models.forward_model.reward_weight) == pytest.approx(weight if automatic else 2.5)
 
 
 def test_the_paper_has_no_scales():
     models = small_models(small_config(), vector_spec(3))
-    assert not models.needs_refresh
     z = torch.randn(4, 3, dtype=torch.float64)
-    assert torch.equal(models.encode(z), z)
+    models.autoencoder.renew_scale(lambda: z, models.forward_model)
+    assert torch.equal(models.autoencoder.encode(z), z)

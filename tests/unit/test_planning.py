@@ -8,14 +8,16 @@ import torch
 
 from psdrl.agents.psdrl.agent import PATHS, Path
 from psdrl.agents.psdrl.learning import make_optimisers
-from psdrl.agents.psdrl.models import ForwardModel, Models, SampledModel, TanhNet
+from psdrl.agents.psdrl.models import Models
 from psdrl.agents.psdrl.settings import PsdrlConfig
 from psdrl.agents.psdrl.synthetic import add_episode
+from psdrl.agents.psdrl.world_model import SampledModel
 from psdrl.replay.episodes import Batch, Replay
 from tests.helpers import (
     Array,
     count_steps,
     filled_replay,
+    hand_hidden,
     hand_net,
     hand_returns,
     parameters_of,
@@ -41,8 +43,10 @@ def sampled(models: Models, seed: int = 0) -> SampledModel:
     )
 
 
-def weight_of(network: ForwardModel | TanhNet, layer: int) -> torch.Tensor:
-    weight = network.layers[layer].weight
+def weight_of(network: torch.nn.Module, layer: int) -> torch.Tensor:
+    layers = network.layers
+    assert isinstance(layers, torch.nn.ModuleList)
+    weight = layers[layer].weight
     assert isinstance(weight, torch.Tensor)
     return weight
 
@@ -86,7 +90,7 @@ def test_value_target(value: float, rewards: tuple, next_latents: tuple, target:
     replay = filled_replay([1], size=1)
     batch = replay.sample(2, 1, np.random.default_rng(0))
     latents = path.encode_buffer(models, replay)
-    losses = path.train_value(models, make_optimisers(models, config), latents, lambda: batch, model, config)
+    losses = path.train_value(models, make_optimisers(models, config), replay, latents, lambda: batch, model, config)
     assert losses["value"].item() == pytest.approx((value - target) ** 2, rel=1e-12)
 
 
@@ -99,6 +103,19 @@ def planning_setup(**value: float | str) -> tuple[PsdrlConfig, Models, Replay, l
     with torch.no_grad():  # spread the termination estimates around the threshold
         weight_of(models.termination, -1).mul_(8)
     return config, models, replay, [replay.sample(4, 6, rng) for _ in range(2)], sampled(models)
+
+
+def hand_start(models: Models, replay: Replay, batch: Batch) -> Array:
+    """The hidden states (B, H) that the episodes lead to before the sequences of a batch start."""
+    starts = []
+    for slot in batch.slots[:, 0].tolist():
+        before = next(range(start, slot) for start, length in replay.episodes if start <= slot <= start + length)
+        h = np.zeros((1, models.forward_model.hidden_size))
+        for now in before:
+            z = replay.frames(torch.tensor([now])).double().numpy()
+            h = hand_hidden(models.forward_model, z, replay.actions[[now]].numpy(), h)
+        starts.append(h)
+    return np.concatenate(starts)
 
 
 def hand_plan(
@@ -114,6 +131,8 @@ def hand_plan(
         steps, discount = range(batch.actions.shape[1]), config.value.discount
         weight, bias = model.weight.numpy(), model.bias.numpy()
         along: list[Array] = [np.zeros((len(z), config.forward.hidden))]
+        if config.value.sweep != "paper" and variant != "sequences start with zero":
+            along = [hand_start(models, replay, batch)]
         for t in steps:
             returns, following = hand_returns(work, weight, bias, z[:, t].numpy(), along[t], discount, target)
             greedy = variant == "hidden follows the greedy action"
@@ -149,9 +168,8 @@ def run_plan(
 ) -> torch.Tensor:
     optimisers: dict[str, torch.optim.Optimizer] = {"value": torch.optim.SGD(models.value.parameters(), 0.05)}
     queue: Iterator[Batch] = iter(batches)
-    return path.train_value(models, optimisers, path.encode_buffer(models, replay), lambda: next(queue), model, config)[
-        "value"
-    ]
+    latents = path.encode_buffer(models, replay)
+    return path.train_value(models, optimisers, replay, latents, lambda: next(queue), model, config)["value"]
 
 
 @pytest.mark.parametrize(
@@ -162,9 +180,13 @@ def run_plan(
         {"target_every": 6},
         {"networks": 3},
         {"random_share": 0.3},
+        {"sweep": "episode", "target_every": 4},
         {"sweep": "backward", "target_every": 4},
     ],
-    ids=["copy every 1", "copy every 4", "copy every 6", "three networks", "random actions", "against time"],
+    ids=[
+        *("copy every 1", "copy every 4", "copy every 6", "three networks", "random actions"),
+        *("within episodes", "against time"),
+    ],
 )
 def test_whole_sweep(value: dict, path: Path) -> None:
     """Targets, copies at t = 0, 4, 8, ... of each batch, hidden states along the data's actions: parameters agree."""
@@ -178,7 +200,10 @@ def test_whole_sweep(value: dict, path: Path) -> None:
 
 @pytest.mark.parametrize(
     "variant",
-    ["copies do not restart", "hidden follows the greedy action", "random actions are forgotten", "always with time"],
+    [
+        *("copies do not restart", "hidden follows the greedy action", "random actions are forgotten"),
+        *("always with time", "sequences start with zero"),
+    ],
 )
 def test_sweep_would_notice(variant: str, path: Path) -> None:
     """The comparison above distinguishes these mistakes."""
@@ -207,7 +232,8 @@ def test_target_network_is_the_copy_of_step_4(path: Path) -> None:
     optimisers["value"].register_step_post_hook(
         lambda *_: history.append({name: p.copy() for name, p in parameters_of(models.value).items()})
     )
-    path.train_value(models, optimisers, path.encode_buffer(models, replay), lambda: batches[0], model, config)
+    latents = path.encode_buffer(models, replay)
+    path.train_value(models, optimisers, replay, latents, lambda: batches[0], model, config)
     assert len(history) == 7
     for name, found in parameters_of(models.target).items():
         np.testing.assert_array_equal(found, history[4][name], err_msg=name)
@@ -223,7 +249,8 @@ def test_target_network_goes_part_of_the_way(path: Path) -> None:
     optimisers["value"].register_step_post_hook(
         lambda *_: history.append({name: p.copy() for name, p in parameters_of(models.value).items()})
     )
-    path.train_value(models, optimisers, path.encode_buffer(models, replay), lambda: batches[0], model, config)
+    latents = path.encode_buffer(models, replay)
+    path.train_value(models, optimisers, replay, latents, lambda: batches[0], model, config)
     for name, found in parameters_of(models.target).items():
         expected = 0.75 * (0.75 * start[name] + 0.25 * history[0][name]) + 0.25 * history[4][name]
         np.testing.assert_allclose(found, expected, rtol=1e-12, err_msg=name)
@@ -244,7 +271,8 @@ def test_number_of_gradient_steps(algo: str, factor: int, path: Path) -> None:
         batches.append(replay.sample(2, 5, rng))
         return batches[-1]
 
-    path.train_value(models, optimisers, path.encode_buffer(models, replay), sample, sampled(models), config)
+    latents = path.encode_buffer(models, replay)
+    path.train_value(models, optimisers, replay, latents, sample, sampled(models), config)
     assert len(batches) == 3 * factor
     assert len(steps) == 3 * factor * 5
 

@@ -46,9 +46,8 @@ def statistics(phi: Array, targets: Array) -> Statistics:
 
 
 def posterior(k: int, outputs: int, variances: tuple[float, float, float, float], rule: str = "exact") -> Posterior:
-    names = ("prior_latent", "prior_reward", "noise_latent", "noise_reward")
-    config = small_config(posterior={"rule": rule, **dict(zip(names, variances, strict=True))})
-    return Posterior(config, k, outputs, CPU)
+    config = small_config(posterior={"rule": rule, "prior": variances[:2], "noise": variances[2:]})
+    return Posterior(config, Statistics.empty(k, outputs, CPU))
 
 
 def equation_4(phi: Array, target: Array, prior: float, noise: float) -> tuple[Array, Array]:
@@ -227,17 +226,17 @@ def hand_statistics(models, replay: Replay) -> tuple[Array, Array]:
     return np.array(phis), np.array(targets)
 
 
-@pytest.mark.parametrize("skip", [False, True], ids=["", "skip"])
+@pytest.mark.parametrize("features", ["linear", "tanh+inputs"])
 @pytest.mark.parametrize(
     ("lengths", "capacity"),
     [([6], 100), ([1], 100), ([3, 1, 7, 7, 2, 1], 100), ([9, 4, 8, 1, 6, 5, 3], 16)],
     ids=["one episode", "one step", "different lengths", "ring wrapped"],
 )
-def test_buffer_statistics_by_brute_force(lengths: list[int], capacity: int, skip: bool) -> None:
+def test_buffer_statistics_by_brute_force(lengths: list[int], capacity: int, features: str) -> None:
     replay = filled_replay(lengths, capacity, seed=5)
     if capacity == 16:
         assert any(start + length >= replay.num_slots for start, length in replay.episodes), "no episode wraps"
-    models = small_models(small_config(forward={"skip": skip}), vector_spec())
+    models = small_models(small_config(forward={"features": features}), vector_spec())
     found = oracle.buffer_statistics(models, replay, oracle.EncodeOnUse(models, replay))
     phi, targets = hand_statistics(models, replay)
     assert isinstance(found, Statistics)
@@ -247,8 +246,8 @@ def test_buffer_statistics_by_brute_force(lengths: list[int], capacity: int, ski
     np.testing.assert_allclose(found.squares.numpy(), (targets**2).sum(0), rtol=1e-10)
 
 
-@pytest.mark.parametrize("skip", [False, True])
-def test_what_stays_and_what_actions_always_do_is_known_at_once(skip: bool) -> None:
+@pytest.mark.parametrize("features", ["linear", "tanh", "tanh+inputs"])
+def test_what_stays_and_what_actions_always_do_is_known_at_once(features: str) -> None:
     """z' = z + b_a, 40 episodes, no gradient step: seen only with the inputs among the features."""
     effects = np.array([[0.1, 0, 0], [0, 0, -0.1]])
     replay, rng = Replay(1000, 1, (3,), "float32"), np.random.default_rng(0)
@@ -259,14 +258,14 @@ def test_what_stays_and_what_actions_always_do_is_known_at_once(skip: bool) -> N
             action = int(rng.integers(2))
             z = z + effects[action]
             replay.add(0, action, 0.0, z.astype(np.float32), t == 9, False)
-    config = small_config(forward={"skip": skip}, posterior={"noise_latent": 1e-6})
+    config = small_config(forward={"features": features}, posterior={"noise": (1e-6, 1.0)})
     models = small_models(config, vector_spec())
     data = oracle.buffer_statistics(models, replay, oracle.EncodeOnUse(models, replay))
-    posterior = Posterior(config, len(data.cross), 4, torch.device("cpu"))
+    posterior = Posterior(config, models.forward_model.statistics(CPU))
     posterior.fit(data)
     model, both = models.forward_model, torch.arange(2)
     state = torch.full((2, 3), 2.0, dtype=torch.float64)
     hidden = model.next_hidden(state, both, state.new_zeros(2, model.gru.hidden_size))
     moved = model.features(hidden, state, both).detach() @ posterior.mean[:3].T - state
     error = float((moved - torch.tensor(effects)).abs().max())
-    assert error < 0.01 if skip else error > 0.1, error
+    assert error < 0.01 if features == "tanh+inputs" else error > 0.1, error

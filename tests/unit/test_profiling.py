@@ -11,12 +11,12 @@ from psdrl import configure
 from psdrl.agents.psdrl.agent import PsdrlAgent
 from psdrl.envs import make_env
 from psdrl.errors import UserError
+from psdrl.run.checkpoint import Store
 from psdrl.run.loop import train
 from psdrl.runtime import profiling
 from psdrl.runtime.execution import Execution
 from psdrl.runtime.graphs import Cuda
 from psdrl.runtime.profiling import CudaDevice, Phases, Profile
-from tests.helpers import ListLog
 
 LINES = PsdrlAgent.PHASES
 
@@ -119,12 +119,10 @@ def test_a_wrong_profile_is_refused(text):
 def test_a_cpu_run_writes_a_trace(tmp_path):
     config = configure(
         env="deepsea-4", preset="debug", device="cpu", profile="1:2", steps=24, eval_every=0, checkpoint_every=0,
-        policy={"update_every": 8, "update_every_early": 8},
+        policy={"update_every": (8,)},
     )  # fmt: skip
     env = make_env(config)
-    log = ListLog()
-    log.logdir = tmp_path
-    train(PsdrlAgent(config, env.spec), env, log)
+    train(PsdrlAgent(config, env.spec), env, store=Store(tmp_path))
     trace = json.loads((tmp_path / "trace-1-2.json").read_text())
     names = [event.get("name") for event in trace["traceEvents"]]
     for line in LINES.values():

@@ -183,6 +183,14 @@ def test_a_run_is_stored_with_its_settings(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {".lock", "deepsea"}, "the partial result is removed"
 
 
+def test_updates_of_any_agent_are_kept(tmp_path):
+    """Also of one that learns at every step and reports now and then."""
+    learn.store(learn.Case("deepsea-10", "bootstrap", 0, ("--steps", "520")), tmp_path, replace=False)
+    (run,) = records.load(tmp_path)
+    assert run.updates["step"] == [500]  # a report per 500 gradient steps, one of these per step of DeepSea
+    assert {"loss/heads", "time/learning"} <= set(run.updates)
+
+
 def test_a_run_that_dies_leaves_its_result_so_far(tmp_path, monkeypatch):
     monkeypatch.setattr(learn, "SAVE_EVERY", 0.0)
 
@@ -235,26 +243,80 @@ def test_thinned_updates():
 
 
 def test_shown_curves():
-    """Every legend entry has a curve, curves end with their runs, and the shorter length is marked."""
+    """Every legend entry has a curve; curves end together, where the shortest method does, but for far longer runs."""
     axes = figures.plt.subplots()[1]
     episodes = {"returns": [1.0, 2.0, 3.0], "ends": [1000, 2000, 3000], "steps": 3000}
     methods = {
         "psdrl": [make(env="CartPole-v1", seed=0, **episodes), make(env="CartPole-v1", seed=1, **episodes)],
         "random": [make(env="CartPole-v1", **episodes)],
         "mine": [make(env="CartPole-v1", returns=[0.0], ends=[900], steps=2000)],
+        "long": [make(env="CartPole-v1", returns=[0.0], ends=[900], steps=6001)],
     }
     figures.panel(axes, "CartPole-v1", methods)
-    lines = [(line.get_label(), *np.asarray(line.get_xydata()).T.tolist()) for line in axes.lines]
+    lines = {line.get_label(): np.asarray(line.get_xydata()).T.tolist() for line in axes.lines}
     labels = axes.get_legend_handles_labels()[1]
-    assert labels == ["PSDRL (2)", "random play (1)", "mine (1)"]
-    assert [name for name, _, _ in lines if not str(name).startswith("_")] == labels
-    _, x, y = lines[0]
-    assert x[-1] == 3
-    assert y[-1] == pytest.approx(2)
-    assert all(xs for _, xs, _ in lines)
-    assert lines[2][1][-1] == 2
-    assert [xs for name, xs, _ in lines if str(name).startswith("_")] == [[2.0, 2.0]]
+    assert labels == ["PSDRL (2)", "random play (1)", "mine (1)", "long (1)"]
+    assert list(lines) == labels
+    assert {name: x[-1] for name, (x, _) in lines.items()} == {
+        "PSDRL (2)": 2,
+        "random play (1)": 1,  # across the whole panel
+        "mine (1)": 2,
+        "long (1)": 6.001,
+    }
+    assert lines["PSDRL (2)"][1][-1] == pytest.approx(1.5)
     figures.plt.close("all")
+
+
+@pytest.mark.parametrize(("count", "rows"), [(1, [1]), (2, [2]), (3, [3]), (4, [2, 2]), (5, [3, 2]), (7, [3, 2, 2])])
+def test_rows_of_panels_fill_the_width(count, rows):
+    at, (tall, columns) = figures.cells(count)
+    assert tall == len(rows)
+    for row, width in enumerate(rows):
+        places = [place for r, place in at if r == row]
+        assert len(places) == width
+        assert [place.start for place in places] == [0, *(place.stop for place in places[:-1])]
+        assert places[-1].stop == columns
+
+
+def test_growth_with_n_has_methods_that_most_seeds_solved():
+    """A seed that did not solve it is a hollow mark where its run ended, and counts in the median."""
+
+    def runs(*solved: int | None) -> list[Run]:
+        ends = [list(range(1, (episodes or 1000) + 1)) for episodes in solved]
+        return [make(solved=s, returns=[0.0] * len(e), ends=e) for s, e in zip(solved, ends, strict=True)]
+
+    envs = {
+        "deepsea-10": {"psdrl": runs(100, 120, 110), "bootstrap": runs(300, 400, None), "mean": runs(None, 90, None)},
+        "deepsea-14": {"psdrl": runs(200, 220, 210), "bootstrap": runs(500, None, 600), "mean": runs(80)},
+        "deepsea-20": {"psdrl": runs(300)},
+    }
+    found = figures.growth(envs)
+    assert {method: list(by_size) for method, by_size in found.items()} == {
+        "psdrl": [10, 14, 20],
+        "bootstrap": [10, 14],
+    }
+    axes = figures.plt.subplots()[1]
+    figures.sizes(axes, found)
+    medians = {str(line.get_label()): np.asarray(line.get_ydata()).tolist() for line in axes.lines}
+    assert medians["PSDRL (line: median)"] == [110, 210, 300]
+    assert medians["Bootstrapped DQN + priors (line: median)"] == [400, 600]
+    hollow = [line.get_ydata() for line in axes.lines if line.get_marker() == "^" and line.get_mfc() == "none"]
+    assert hollow == [[1000], [1000]]
+    figures.plt.close("all")
+
+
+def test_far_longer_runs_have_a_panel_of_their_own():
+    psdrl, mine, mean = [make(steps=30)], [make(steps=40)], [make(steps=30)]
+    assert figures.panels("e", {"psdrl": psdrl, "bootstrap": mine}) == [("e", {"psdrl": psdrl, "bootstrap": mine})]
+    far = [make(steps=300)]
+    assert figures.panels("e", {"psdrl": psdrl, "bootstrap": far}) == [("e", {"psdrl": psdrl, "bootstrap": far})]
+    assert figures.panels("e", {"psdrl": psdrl, "bootstrap": far, "mean": mean, "option": mine}) == [
+        ("e", {"psdrl": psdrl, "mean": mean}),
+        ("e, longer runs", {"psdrl": psdrl, "bootstrap": far}),
+        ("e, one option changed", {"psdrl": psdrl, "option": mine}),
+    ]
+    assert figures.panels("e", {"mean": mean}) == [("e", {"mean": mean})]
+    assert figures.panels("e", {"option": mine}) == [("e", {"option": mine})]
 
 
 def test_one_command_makes_all_figures(tmp_path, monkeypatch):

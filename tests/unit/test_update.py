@@ -32,7 +32,7 @@ def test_an_update_fits_then_draws_then_plans(path: str, algo: str, monkeypatch:
 
         return call
 
-    phases = {name: watched(name, f) for name, f in PATHS[path]._asdict().items() if name != "hidden_states"}
+    phases = {name: watched(name, f) for name, f in PATHS[path]._asdict().items()}
     monkeypatch.setitem(PATHS, path, PATHS[path]._replace(**phases))
     monkeypatch.setattr(agent.posterior, "fit", watched("fit", agent.posterior.fit))
     monkeypatch.setattr(agent.posterior, "draw", watched("draw", agent.posterior.draw))
@@ -41,6 +41,6 @@ def test_an_update_fits_then_draws_then_plans(path: str, algo: str, monkeypatch:
     assert calls == ORDER
     assert given["fit"][0] is results["buffer_statistics"]
     assert not torch.equal(agent.posterior.mean, prior), "the draw would be the prior's"
-    planned_in = given["train_value"][4]
+    planned_in = given["train_value"][5]
     assert planned_in is agent.model, "planning and acting are about one model"
     assert torch.equal(planned_in.weight, results["draw"].to(planned_in.weight))

@@ -87,10 +87,18 @@ class HeadActor:
 
 
 class VoteActor:
-    """Plays N environments in evaluation: all heads vote, nothing is random."""
+    """Plays N environments in evaluation: all heads vote, and with probability epsilon an action is random."""
 
-    def __init__(self, networks: Networks, stacks: Stacks, execution: Execution) -> None:
-        self.stacks = stacks
+    def __init__(
+        self,
+        networks: Networks,
+        stacks: Stacks,
+        execution: Execution,
+        num_actions: int,
+        epsilon: float,
+        rng: np.random.Generator,
+    ) -> None:
+        self.stacks, self.num_actions, self.epsilon, self.rng = stacks, num_actions, epsilon, rng
 
         def elected(frames: Tensor) -> tuple[Tensor, ...]:
             with execution.autocast():
@@ -106,5 +114,7 @@ class VoteActor:
     def act(self, observations: NDArray) -> NDArray[np.int64]:
         """Actions (N,) for observations (N, *shape)."""
         self.stacks.push(observations)
-        (actions,) = self._elected(self.stacks.on_device())
-        return actions.cpu().numpy()
+        (elected,) = self._elected(self.stacks.on_device())
+        actions = elected.cpu().numpy()
+        random = self.rng.random(len(actions)) < self.epsilon
+        return np.where(random, self.rng.integers(self.num_actions, size=len(actions)), actions)

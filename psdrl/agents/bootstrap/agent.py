@@ -20,7 +20,7 @@ from psdrl.kernels import triton_support
 from psdrl.replay.frames import FrameReplay
 from psdrl.runtime import profiling
 from psdrl.runtime.device import is_gpu, resolve_device
-from psdrl.runtime.execution import Execution, optimiser_state
+from psdrl.runtime.execution import Execution, load_optimiser, optimiser_state
 from psdrl.runtime.profiling import Phases
 
 TRANSFORMS: dict[str, Callable[[NDArray], NDArray]] = {
@@ -140,14 +140,17 @@ class BootstrapAgent(Agent):
         share = {"train/random_share": self.config.random_share(self.step)}
         return dict(zip(names, means, strict=True)) | share | {"time/learning": seconds}
 
-    def player(self, stream: int, policy: str | None = None) -> Actor:
-        """A vote of all heads, which needs no random numbers; or heads of a stream of their own, without epsilon."""
+    def player(self, stream: int, policy: str | None = None, num_envs: int = 1, epsilon: float | None = None) -> Actor:
+        """A vote of all heads, or heads of a stream of their own; neither is random without an epsilon."""
+        seed = self.evaluation_seed + stream
         if policy == "head":
-            actor = self._head_actor(1, self.evaluation_seed + stream, lambda: 0.0)
-            actor.start(np.ones(1, bool))
+            actor = self._head_actor(num_envs, seed, lambda: epsilon or 0.0)
+            actor.start(np.ones(num_envs, bool))
             return actor
-        stacks = Stacks(1, self.config.replay.stack, self.spec, self.device)
-        return VoteActor(self.networks, stacks, self.execution)
+        stacks = Stacks(num_envs, self.config.replay.stack, self.spec, self.device)
+        return VoteActor(
+            self.networks, stacks, self.execution, self.spec.num_actions, epsilon or 0.0, np.random.default_rng(seed)
+        )
 
     def description(self) -> dict[str, str]:
         """Heads, prior and sizes of the networks."""
@@ -183,7 +186,7 @@ class BootstrapAgent(Agent):
         """Restore what `state_dict` gave."""
         self.execution.forget()  # the optimiser's state moves
         self.networks.load_state_dict(state["networks"])
-        self.optimiser.load_state_dict(state["optimiser"])
+        load_optimiser(self.optimiser, state["optimiser"])
         for group in self.optimiser.param_groups:
             group["capturable"] = is_gpu(self.device)  # not what the checkpoint's device wanted
         for name, value in state["counters"].items():

@@ -6,8 +6,8 @@ from typing import Any
 from psdrl.agents.psdrl.agent import PsdrlAgent
 from psdrl.agents.psdrl.learning import Losses, restart
 from psdrl.agents.psdrl.models import Models
-from psdrl.agents.psdrl.planning import follow
 from psdrl.agents.psdrl.settings import PsdrlConfig, Rule
+from psdrl.agents.psdrl.value import copy_parameters
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class FreshValueAgent(PsdrlAgent):
     def plan(self, *arguments: Any) -> Losses:
         seed = int(self.rng.integers(2**31))
         fresh = self.initialised(lambda: Models(self.config, self.spec).value, seed)
-        follow(fresh, self.models.value)
-        follow(fresh, self.models.target)
+        copy_parameters(fresh, self.models.value)
+        copy_parameters(fresh, self.models.target)
         restart(self.optimisers["value"])
         return super().plan(*arguments)

@@ -8,8 +8,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from psdrl.agents.psdrl.lookahead import factored, reference
-from psdrl.agents.psdrl.models import SampledModel
+from psdrl.agents.psdrl import oracle
+from psdrl.agents.psdrl.lookahead import predict
+from psdrl.agents.psdrl.world_model import SampledModel, SampledWorld
 from psdrl.runtime.device import is_gpu, pinned_empty, uploaded
 from psdrl.runtime.graphs import Step
 
@@ -20,23 +21,30 @@ if TYPE_CHECKING:
 def greedy(returns: Tensor, generator: torch.Generator) -> Tensor:
     """Best action (n,) of returns (n, A); ties within float tolerance are broken at random."""
     best = torch.isclose(returns, returns.amax(1, keepdim=True))
-    lots = torch.rand(returns.shape, generator=generator, device=returns.device)
-    return torch.where(best, lots, -1.0).argmax(1)
+    tie_noise = torch.rand(returns.shape, generator=generator, device=returns.device)
+    return torch.where(best, tie_noise, -1.0).argmax(1)
 
 
 class Actor:
     """Plays N environments; training and evaluation have one each, so neither disturbs the other."""
 
-    def __init__(self, agent: "PsdrlAgent", num_envs: int, seed: int, model: SampledModel | None = None) -> None:
-        """`model`: to play by, instead of the one the agent sampled last."""
-        self.agent, self._fixed = agent, model
-        self.hidden = torch.zeros(num_envs, agent.config.forward.hidden, device=agent.device, dtype=agent.dtype)
+    def __init__(
+        self,
+        agent: "PsdrlAgent",
+        num_envs: int,
+        seed: int,
+        model: SampledModel | None = None,
+        epsilon: float | None = None,
+    ) -> None:
+        """`model`: to play by, instead of the one the agent sampled last; `epsilon`: instead of that of the run."""
+        self.agent, self._fixed, self._epsilon = agent, model, epsilon
+        self.hidden = agent.models.forward_model.no_hidden(num_envs)
         self.generator = torch.Generator(agent.device).manual_seed(seed)
         self._run: Step = self._decide_plainly  # reads the sampled model where it lies, so it cannot be captured
         if agent.config.update_path == "fast":
             self._run = agent.execution.captured("act", self._decide, generators=(self.generator,))
-        self._model: SampledModel | None = None  # the one whose folding `_folded` holds
-        self._folded: factored.FoldedModel | None = None
+        self._model: SampledModel | None = None  # the one whose world `_world` is
+        self._world: SampledWorld | None = None
         self._staging: Tensor | None = None  # pinned host memory, from which a GPU copies while the host goes on
 
     @property
@@ -53,8 +61,9 @@ class Actor:
     def act(self, observations: NDArray, epsilon: float | None = None) -> NDArray[np.int64]:
         """Actions (N,) for observations (N, ...), and h_{t+1} for the actions taken (lines 14, 15 and 17).
 
-        epsilon: probability of a random action, that of the run if not given."""
+        epsilon: probability of a random action, the actor's own or that of the run if not given."""
         self._fold()
+        epsilon = self._epsilon if epsilon is None else epsilon
         epsilon = self.agent.config.epsilon(self.agent.step) if epsilon is None else epsilon
         chance = torch.full((), epsilon, device=self.hidden.device)
         actions, self.hidden = self._run(self._on_device(observations), self.hidden, chance)
@@ -67,10 +76,10 @@ class Actor:
             return
         self._model = self.model
         new = agent.models.forward_model.fold(self.model)
-        if self._folded is None or not agent.execution.graphs:
-            self._folded = pytree.tree_map_only(Tensor, Tensor.clone, new) if agent.execution.graphs else new
+        if self._world is None or not agent.execution.graphs:
+            self._world = pytree.tree_map_only(Tensor, Tensor.clone, new) if agent.execution.graphs else new
             return
-        for old, x in zip(pytree.tree_leaves(self._folded), pytree.tree_leaves(new), strict=True):
+        for old, x in zip(pytree.tree_leaves(self._world), pytree.tree_leaves(new), strict=True):
             if isinstance(x, Tensor):
                 old.copy_(x)
 
@@ -83,39 +92,30 @@ class Actor:
 
     def _decide(self, observations: Tensor, hidden: Tensor, epsilon: Tensor) -> tuple[Tensor, Tensor]:
         """Actions (N,) and h_{t+1} (N, H) for observations (N, ...) and h_t."""
-        agent, models, config = self.agent, self.agent.models, self.agent.config
-        assert self._folded is not None
+        agent, models = self.agent, self.agent.models
+        assert self._world is not None
         with agent.execution.autocast():
-            latents = models.encode(observations).to(hidden)
-            threshold = config.termination.threshold
-            ahead = factored.predict(self._folded, models.termination, latents, hidden, threshold)
-            lots = torch.rand(ahead.rewards.shape, generator=self.generator, device=agent.device)
-            actions = ahead.action(models.acting_value, config.value.discount, lots)
+            latents = models.autoencoder.encode(observations).to(hidden)
+            ahead = predict(self._world, models.termination, latents, hidden)
+            tie_noise = torch.rand(ahead.rewards.shape, generator=self.generator, device=agent.device)
+            actions = ahead.action(models.acting_value, tie_noise)
         return self._explore(actions, hidden, ahead.latents_hidden[..., latents.shape[1] :], epsilon)
 
     def _decide_plainly(self, observations: Tensor, hidden: Tensor, epsilon: Tensor) -> tuple[Tensor, Tensor]:
         """The same by the oracle."""
-        models, config = self.agent.models, self.agent.config
-        ahead = reference.lookahead(
-            models.forward_model,
-            self.model,
-            models.termination,
-            models.acting_value,
-            models.encode(observations),
-            hidden,
-            config.value.discount,
-            config.termination.threshold,
-        )
+        models = self.agent.models
+        latents = models.autoencoder.encode(observations)
+        ahead = oracle.lookahead(models, self.model, models.acting_value, latents, hidden)
         return self._explore(greedy(ahead.returns, self.generator), hidden, ahead.hidden, epsilon)
 
     def _explore(self, actions: Tensor, hidden: Tensor, next_hidden: Tensor, epsilon: Tensor) -> tuple[Tensor, Tensor]:
         """Random actions with probability epsilon, and the hidden state of the actions taken, out of (N, A, H)."""
         count, num_actions = next_hidden.shape[:2]
         rows = torch.arange(count, device=hidden.device)
-        lots = torch.rand(count, generator=self.generator, device=hidden.device) < epsilon
+        chosen = torch.rand(count, generator=self.generator, device=hidden.device) < epsilon
         random = torch.randint(num_actions, (count,), generator=self.generator, device=hidden.device)
-        actions = torch.where(lots, random, actions)
+        actions = torch.where(chosen, random, actions)
         advanced = next_hidden[rows, actions]
-        if self.agent.config.policy.random_action_hidden == "keep":
-            advanced = torch.where(lots[:, None], hidden, advanced)
+        if "keep-hidden" in self.agent.config.released:
+            advanced = torch.where(chosen[:, None], hidden, advanced)
         return actions, advanced

@@ -14,16 +14,17 @@ from psdrl.agents.psdrl import learning, oracle, planning, posterior, statistics
 from psdrl.agents.psdrl.acting import Actor
 from psdrl.agents.psdrl.kernel_calls import check_kernels, serving
 from psdrl.agents.psdrl.learning import make_optimisers
-from psdrl.agents.psdrl.models import Models, SampledModel
-from psdrl.agents.psdrl.posterior import Posterior, as_model
+from psdrl.agents.psdrl.models import Models
+from psdrl.agents.psdrl.posterior import Posterior
 from psdrl.agents.psdrl.settings import PsdrlConfig
 from psdrl.agents.psdrl.work import PsdrlWorkload
+from psdrl.agents.psdrl.world_model import SampledModel
 from psdrl.envs.vector import EnvSpec, Step
 from psdrl.kernels import triton_support
 from psdrl.replay.episodes import Batch, Replay
 from psdrl.runtime import profiling
 from psdrl.runtime.device import resolve_device
-from psdrl.runtime.execution import Execution
+from psdrl.runtime.execution import Execution, load_optimiser
 from psdrl.runtime.profiling import Phases
 
 TRANSFORMS: dict[str, Callable[[NDArray], NDArray]] = {
@@ -40,7 +41,6 @@ class Path(NamedTuple):
     encode_buffer: Callable[..., learning.Latents]
     train_forward: Callable[..., learning.Losses]
     buffer_statistics: Callable[..., statistics.Statistics]
-    hidden_states: Callable[..., Tensor]
     train_value: Callable[..., learning.Losses]
 
 
@@ -50,7 +50,6 @@ PATHS = {
         learning.encode_buffer,
         learning.train_forward,
         statistics.buffer_statistics,
-        statistics.hidden_states,
         planning.train_value,
     ),
     "plain": Path(
@@ -58,7 +57,6 @@ PATHS = {
         oracle.EncodeOnUse,
         oracle.train_forward,
         oracle.buffer_statistics,
-        oracle.hidden_states,
         oracle.train_value,
     ),
 }
@@ -99,8 +97,7 @@ class PsdrlAgent(Agent):
         self.replay = Replay(
             config.replay.capacity, config.num_envs, spec.shape, spec.dtype, self.device, config.replay.device
         )
-        outputs, features = self.models.forward_model.output.weight.shape
-        self.posterior = Posterior(config, features, outputs, self.device)
+        self.posterior = Posterior(config, self.models.forward_model.statistics(self.device))
         self.model: SampledModel = self.draw()  # before the first update: from the prior
         self.next_update = 0  # step of the next update
 
@@ -131,14 +128,14 @@ class PsdrlAgent(Agent):
         how = (self.execution,) if config.update_path == "fast" else ()
         compiled = self.execution.compile_seconds()
         with phase("autoencoder"):
-            if models.autoencoder.renewed:
-                stored = replay.stored_slots()
-                some = stored[:: max(1, len(stored) // 1024)]  # a mean needs no more
-                models.autoencoder.renew(replay.frames(slots) for slots in some.split(256))
+            stored = replay.stored_slots()
+            some = stored[:: max(1, len(stored) // 1024)]  # a mean needs no more
+            models.autoencoder.renew(replay.frames(slots) for slots in some.split(256))
             losses = path.train_autoencoder(models, optimisers, replay, self.batch, config, *how)  # line 6
         with phase("encoding"):
             latents = path.encode_buffer(models, replay, *how)
         with phase("forward"):
+            models.forward_model.renew(replay)
             losses |= path.train_forward(models, optimisers, latents, self.batch, config, *how)  # lines 7 and 8
         metrics: posterior.Metrics = {}
         with phase("posterior"):
@@ -148,10 +145,7 @@ class PsdrlAgent(Agent):
         with phase("sample"):
             self.model = self.draw()  # lines 10 and 11
         with phase("value"):
-            hidden = None
-            if config.plans_within_episodes:
-                hidden = path.hidden_states(models, replay, latents, *how)
-            losses |= self.plan(path, latents, hidden, how)  # line 12
+            losses |= self.plan(path, latents, how)  # line 12
         self.updates += 1
         return (
             {f"loss/{name}": float(loss) for name, loss in losses.items()}
@@ -169,13 +163,14 @@ class PsdrlAgent(Agent):
     def draw(self, mean: bool = False) -> SampledModel:
         """A model drawn from the posterior, or its mean; the trained output layer under rule none."""
         if self.posterior.rule == "none":
-            return as_model(self.models, None)
-        return as_model(self.models, self.posterior.mean.clone() if mean else self.posterior.draw(self.generator))
+            return self.models.forward_model.sampled(None)
+        weight = self.posterior.mean.clone() if mean else self.posterior.draw(self.generator)
+        return self.models.forward_model.sampled(weight)
 
-    def plan(self, path: Path, latents: learning.Latents, hidden: Tensor | None, how: tuple) -> learning.Losses:
+    def plan(self, path: Path, latents: learning.Latents, how: tuple) -> learning.Losses:
         """Line 12: the value network of the sampled model."""
         return path.train_value(
-            self.models, self.optimisers, latents, self.batch, self.model, self.config, hidden, *how
+            self.models, self.optimisers, self.replay, latents, self.batch, self.model, self.config, *how
         )
 
     def begin(self, first: int, observations: NDArray) -> None:
@@ -186,7 +181,7 @@ class PsdrlAgent(Agent):
     def observe(self, first: int, actions: NDArray[np.int64], step: Step) -> None:
         """Line 18: keep the transitions of a step."""
         rewards = TRANSFORMS[self.config.reward_transform](step.reward)
-        cut_is_end = self.config.replay.time_limit_terminates
+        cut_is_end = "time-limit-ends" in self.config.released
         for i, observation in enumerate(step.observation):
             if step.started[i]:
                 self.replay.start(first + i, observation)
@@ -195,10 +190,10 @@ class PsdrlAgent(Agent):
             ends = terminated or (cut_is_end and truncated)
             self.replay.add(first + i, int(actions[i]), float(rewards[i]), observation, ends, truncated)
 
-    def player(self, stream: int, policy: str | None = None) -> Actor:
-        """An actor of its own for one environment, on the present sample or on the posterior mean."""
+    def player(self, stream: int, policy: str | None = None, num_envs: int = 1, epsilon: float | None = None) -> Actor:
+        """An actor of its own, on the present sample or on the posterior mean; epsilon: by default that of the run."""
         model = self.draw(mean=True) if policy == "mean" else None
-        return Actor(self, 1, self.evaluation_seed + stream, model)
+        return Actor(self, num_envs, self.evaluation_seed + stream, model, epsilon)
 
     def description(self) -> dict[str, str]:
         """Sampling rule, sizes of the networks, and what serves on this device."""
@@ -246,9 +241,9 @@ class PsdrlAgent(Agent):
         self.execution.forget()  # the optimisers' state moves
         self.models.load_state_dict(state["models"])
         for name, optimiser in self.optimisers.items():
-            optimiser.load_state_dict(state["optimisers"][name])
+            load_optimiser(optimiser, state["optimisers"][name])
         self.posterior.load_state_dict(state["posterior"])
-        self.model = self.draw() if self.posterior.rule == "none" else SampledModel(**self._on_device(state["model"]))
+        self.model = self.draw() if self.posterior.rule == "none" else self._sampled(**state["model"])
         for name, value in state["counters"].items():
             setattr(self, name, value)
         self.rng.bit_generator.state = json.loads(state["random"]["rng"])
@@ -257,5 +252,5 @@ class PsdrlAgent(Agent):
             for actor, generator in zip(self.actors, state["random"]["actors"], strict=True):
                 actor.generator.set_state(generator.cpu().clone())  # a view with an offset crashes it
 
-    def _on_device(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {name: tensor.to(self.device, self.dtype) for name, tensor in tensors.items()}
+    def _sampled(self, weight: Tensor, bias: Tensor) -> SampledModel:
+        return SampledModel(weight.to(self.device, self.dtype), bias.to(self.device, self.dtype))

@@ -1,210 +1,95 @@
-"""Observations to latent states: the convolutional autoencoder (Eq. 1, Fig. 1a), and none for vectors."""
+"""The interface of encoders (Eq. 1): observations to latent states. `autoencoder.Autoencoder` is the one for images."""
 
-from collections.abc import Iterable
-from itertools import pairwise
-from typing import cast
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from psdrl.agents.psdrl.grid import Places
-from psdrl.agents.psdrl.settings import AutoencoderConfig
-from psdrl.errors import UserError
-from psdrl.kernels.convolution import (
-    FEW_PIXELS,
-    GemmConv2d,
-    GemmConvTranspose2d,
-    convolved,
-    from_tiles,
-    tiles,
-    to_tiles,
-)
-
-FEW_FRAMES = 8  # 1 frame: 167 us by oneDNN, 110 by products; 8: 323 and 266; 16: 387 and 503 (cpu preset)
+LEAST_DEVIATION = 0.1  # of the largest: pixels that hardly ever change must not become the loudest
 
 
-class Encoder(nn.Module):
-    """Observations to latent states. This one is for vectors, which are their own latent state: nothing is learned."""
+class Scales(Protocol):
+    """Which numbers of latent states share a scale: a world model, see `WorldModel.by_scale`."""
+
+    def by_scale(self, latents: Tensor) -> Tensor: ...
+
+    def of_scale(self, numbers: Tensor) -> Tensor: ...
+
+
+class Encoder(nn.Module, ABC):
+    """Observations to latent states z (n, Z). A new kind defines `latents`, and `loss` if there is something to learn.
+
+    With `standardise` latent states are scaled by numbers taken from the replay buffer once per update; that is done
+    here, the same for every kind."""
 
     trained = False  # whether there are parameters to learn (Eq. 1)
-    renewed = False  # whether something is taken from the stored observations in every update
-    latent_size: int
-    places: Places | None  # the grid that a latent state is, if it is one
+    channels_last = False  # of latent states that are pictures
 
-    def __init__(self, size: int, grid: tuple[int, int, int] | None = None) -> None:
+    def __init__(self, latent_shape: tuple[int, ...], standardise: bool = False) -> None:
+        """`latent_shape`: (Z,), or three numbers if a latent state is a picture of Z numbers."""
         super().__init__()
-        self.latent_size = size
-        self.places = Places(*grid, channels_last=True) if grid else None
-        self.like: Tensor
-        self.register_buffer("like", torch.zeros(()), persistent=False)  # carries device and dtype
+        self.latent_shape, self.latent_size = latent_shape, math.prod(latent_shape)
+        self.standardise = standardise
+        self.latent_mean: Tensor
+        self.latent_scale: Tensor
+        self.register_buffer("latent_mean", torch.zeros(self.latent_size))
+        self.register_buffer("latent_scale", torch.ones(self.latent_size))
+
+    @abstractmethod
+    def latents(self, observations: Tensor) -> Tensor:
+        """Latent states (n, Z), not yet scaled, of observations as the environment gives them."""
+
+    def loss(self, observations: Tensor) -> Tensor:
+        """Eq. 1 for observations (n, ...), averaged over n; asked for if `trained`."""
+        raise NotImplementedError
+
+    def plain_latents(self, observations: Tensor) -> Tensor:
+        """`latents` for the oracle, where that is computed otherwise."""
+        return self.latents(observations)
+
+    def plain_loss(self, observations: Tensor) -> Tensor:
+        """`loss` for the oracle, where that is computed otherwise."""
+        return self.loss(observations)
+
+    def renew(self, frames: Iterable[Tensor]) -> None:
+        """Before an update: take what there is to take from stored observations, given in chunks. Nothing here."""
 
     def encode(self, observations: Tensor) -> Tensor:
-        """Latent states z (n, Z) of observations as the environment gives them."""
-        return observations.to(self.like)
+        """Latent states (n, Z) as all other networks see them."""
+        return self.scaled(self.latents(observations))
 
-    def encode_plainly(self, observations: Tensor) -> Tensor:
-        """The same, for the oracle."""
-        return self.encode(observations)
-
-    def reconstruct(self, observations: Tensor) -> tuple[Tensor, Tensor]:
-        """What Eq. 1 compares: the observations and D(E(.)) of them."""
-        latents = self.encode(observations)
-        return latents, latents
-
-    def reconstruct_plainly(self, observations: Tensor) -> tuple[Tensor, Tensor]:
-        """The same, for the oracle."""
-        return self.reconstruct(observations)
-
-    def renew(self, chunks: Iterable[Tensor]) -> None:
-        """Take what there is to take from the stored observations, given in chunks."""
-
-
-class Autoencoder(Encoder):
-    """Convolutional encoder E and decoder D for images (Fig. 1a)."""
-
-    trained = True
-
-    def __init__(self, shape: tuple[int, ...], config: AutoencoderConfig) -> None:
-        nn.Module.__init__(self)
-        channels, height, width = shape
-        if height != width:
-            raise UserError(f"Images of {height}x{width} are not supported: they must be square.")
-        sizes = [height]
-        layers: list[nn.Module] = []
-        for inputs, outputs, kernel, stride in zip(
-            (channels, *config.channels[:-1]), config.channels, config.kernels, config.strides, strict=True
-        ):
-            sizes.append((sizes[-1] - kernel) // stride + 1)
-            if sizes[-1] < 1:
-                raise UserError(
-                    f"The encoder shrinks a {height}x{height} image to nothing (sizes {sizes}): "
-                    "use fewer layers or smaller --autoencoder.kernels and .strides."
-                )
-            conv = GemmConv2d if sizes[-1] <= FEW_PIXELS else nn.Conv2d
-            layers += [conv(inputs, outputs, kernel, stride), nn.ReLU(inplace=True)]  # ReLU also after the last
-        flat = (config.channels[-1], sizes[-1], sizes[-1])
-        flat_size = flat[0] * flat[1] * flat[2]
-        layers.append(nn.Flatten())
-        back: list[nn.Module] = []
-        if config.latent:
-            layers.append(nn.Linear(flat_size, config.latent))
-            back += [nn.Linear(config.latent, flat_size), nn.ReLU(inplace=True)]
-        back.append(nn.Unflatten(1, flat))
-        size = sizes[-1]
-        steps = list(pairwise((*reversed(config.channels), channels)))
-        for i, (inputs, outputs) in enumerate(steps):
-            kernel, stride, small = config.decoder_kernels[i], config.strides[-1 - i], size
-            size = (size - 1) * stride + kernel
-            last = i == len(steps) - 1
-            padding = height - size if last else 0  # only the last layer pads, to reach the image's size
-            if last and not 0 <= padding < stride:
-                raise UserError(
-                    f"The decoder makes {size}x{size} images of {height}x{height} ones: change --autoencoder.decoder-"
-                    f"kernels so that they end between {height - stride + 1} and {height}."
-                )
-            transposed = GemmConvTranspose2d if small <= FEW_PIXELS or outputs == 1 else nn.ConvTranspose2d
-            back.append(transposed(inputs, outputs, kernel, stride, output_padding=padding))
-            back += [] if last else [nn.ReLU(inplace=True)]
-        self.encoder, self.decoder = nn.Sequential(*layers), nn.Sequential(*back)
-        self.latent_size = config.latent or flat_size
-        self.places = None if config.latent else Places(sizes[-1], sizes[-1], flat[0], channels_last=False)
-        # First and last layer as products with the image's patches, if these tile it at both ends.
-        ends = {config.kernels[0], config.strides[0], config.decoder_kernels[-1]}
-        self.patch = config.strides[0] if len(ends) == 1 and height % config.strides[0] == 0 else 0
-        self.normalised = self.renewed = config.mean_frame
-        self.mean_frame: Tensor
-        self.contrast: Tensor
-        self.register_buffer("mean_frame", torch.zeros(shape))
-        self.register_buffer("contrast", torch.ones(()))
-        if self.patch:
-            # Patches are normalised in two operations, with numbers made once per update: in acting each costs 5 us.
-            self.patch_offset: Tensor
-            self.patch_gain: Tensor
-            self.register_buffer("patch_offset", tiles(torch.zeros(1, *shape), self.patch), persistent=False)
-            self.register_buffer("patch_gain", torch.tensor(1 / 255), persistent=False)
-            self.register_load_state_dict_post_hook(lambda module, _: module._derive())
-        # A gradient step at the paper's sizes on 2 CPU threads: 1.52 s in the default layout, 1.05 s in this one.
-        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-
-    def images(self, observations: Tensor) -> Tensor:
-        """Observations (n, c, 64, 64) of uint8 as numbers in [0, 1]; normalised ones less their mean, in unit scale."""
-        images = self._scaled(observations).to(memory_format=torch.channels_last)
-        return (images - self.mean_frame) * self.contrast if self.normalised else images
-
-    def _scaled(self, observations: Tensor) -> Tensor:
-        dtype = next(self.parameters()).dtype
-        return observations / 255 if dtype == torch.get_default_dtype() else observations.to(dtype) / 255
-
-    def _patches(self, observations: Tensor) -> Tensor:
-        """The same as patches."""
-        patches = tiles(observations, self.patch)
-        return (patches - self.patch_offset).mul_(self.patch_gain) if self.normalised else self._scaled(patches)
+    def scaled(self, latents: Tensor) -> Tensor:
+        """Latent states (n, Z) as all other networks see them, of those that `latents` gives."""
+        return (latents - self.latent_mean) * self.latent_scale if self.standardise else latents
 
     @torch.no_grad()
-    def renew(self, chunks: Iterable[Tensor]) -> None:
-        """Take mean frame and contrast (one over the pixels' root mean square deviation) from all observations."""
-        count, total, squares = 0, torch.zeros_like(self.mean_frame), torch.zeros_like(self.mean_frame)
-        for observations in chunks:
-            images = self._scaled(observations)
-            count, total, squares = count + len(images), total + images.sum(0), squares + images.square().sum(0)
-        self.mean_frame.copy_(total / count)
-        variance = (squares / count - self.mean_frame.square()).mean()
-        self.contrast.copy_(variance.clamp(min=1e-6).rsqrt())
-        self._derive()
+    def renew_scale(self, latents: Callable[[], Tensor], world: Scales) -> None:
+        """After its training: take the scale from all stored states (n, Z), not yet scaled."""
+        if not self.standardise:
+            return
+        deviation, mean = torch.std_mean(world.by_scale(latents()), 0, correction=0)
+        scale = 1 / deviation.clamp(min=LEAST_DEVIATION * deviation.max())
+        # What was never seen to change may change by any amount: it keeps its scale, or gets that of the largest.
+        scale = torch.where(deviation > 0, scale, (1 / deviation.max()).clamp(max=1))
+        self.latent_mean.copy_(world.of_scale(mean))
+        self.latent_scale.copy_(world.of_scale(scale))
 
-    @torch.no_grad()
-    def _derive(self) -> None:
-        """What `_patches` needs of mean frame and contrast: (x / 255 - mean) contrast = (x - offset) gain."""
-        if self.patch:
-            self.patch_offset.copy_(255 * tiles(self.mean_frame[None], self.patch))
-            self.patch_gain.copy_(self.contrast / 255)
+    def rescale_(self, table: Tensor, slots: Tensor, world: Scales) -> None:
+        """The same from the states at these slots (n,) of a table (m, Z), which are then scaled in place."""
+        if self.standardise:
+            latents = table[slots]
+            self.renew_scale(lambda: latents, world)
+            table[slots] = self.scaled(latents)
 
-    def encode(self, observations: Tensor) -> Tensor:
-        """Latent states z (n, Z) of observations (n, c, 64, 64)."""
-        if self.patch:
-            return self._encode_patches(self._patches(observations))
-        return self.encoder(self.images(observations))
 
-    def reconstruct(self, observations: Tensor) -> tuple[Tensor, Tensor]:
-        """Observations (n, c, 64, 64) as `images` and D(E(.)) of them, the pixels of both in the same order.
+class Identity(Encoder):
+    """Vectors are their own latent state: nothing is learned."""
 
-        Where patches tile the image their order is the patches' own, which saves three copies of every frame."""
-        if not self.patch:
-            images = self.images(observations)
-            return images, self.decoder(self.encoder(images))
-        patches = self._patches(observations)
-        x = self._encode_patches(patches)
-        *inner, last = self.decoder
-        for layer in inner:
-            x = layer(x)
-        assert isinstance(last, nn.ConvTranspose2d)
-        assert last.bias is not None
-        return patches, to_tiles(x, last.weight, last.bias)
+    channels_last = True
 
-    def encode_plainly(self, observations: Tensor) -> Tensor:
-        return self.encoder(self.images(observations))
-
-    def reconstruct_plainly(self, observations: Tensor) -> tuple[Tensor, Tensor]:
-        images = self.images(observations)
-        return images, self.decoder(self.encoder(images))
-
-    def _encode_patches(self, patches: Tensor) -> Tensor:
-        first, *rest = self.encoder
-        if len(patches) <= FEW_FRAMES and patches.is_cpu and not torch.is_grad_enabled():
-            return self._encode_few(patches)
-        assert isinstance(first, nn.Conv2d)
-        assert first.bias is not None
-        x = from_tiles(patches, first.weight, first.bias)
-        for layer in rest:
-            x = layer(x)
-        return x
-
-    def _encode_few(self, patches: Tensor) -> Tensor:
-        """The same for acting: channels last from end to end, every convolution a product."""
-        first, *convolutions = (layer for layer in self.encoder if isinstance(layer, nn.Conv2d))
-        x = from_tiles(patches, first.weight, cast(Tensor, first.bias)).permute(0, 2, 3, 1).relu_()
-        for layer in convolutions:
-            x = convolved(x, layer.weight, cast(Tensor, layer.bias), layer.stride[0]).relu_()
-        x = x.permute(0, 3, 1, 2).flatten(1)
-        last = self.encoder[-1]
-        return last(x) if isinstance(last, nn.Linear) else x
+    def latents(self, observations: Tensor) -> Tensor:
+        """The observations, on the networks' device and in their dtype."""
+        return observations.to(self.latent_mean)

@@ -103,7 +103,8 @@ def throughput(device: torch.device, seconds: float) -> Result:
 
     agent.update()  # compiles and captures
     update, act = best(agent.update, 0.8), best(lambda: agent.actor.act(frame, 0.0), 0.2)
-    rate = agent.config.policy.update_every / (update + agent.config.policy.update_every * act)
+    period = config.update_period(config.steps)
+    rate = period / (update + period * act)
     detail = (
         f"preset {name}, 2,000 transitions: update {update:.2f} s, action {1e3 * act:.2f} ms, "
         f"{rate:.0f} steps/s without the environment"

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import torch
 
-from psdrl.agents.psdrl.lookahead.factored import Predictions, predict
-from psdrl.agents.psdrl.models import Models, SampledModel
+from psdrl.agents.psdrl.lookahead import Predictions, predict
+from psdrl.agents.psdrl.models import Models
 from psdrl.agents.psdrl.planning import value_gradient
 from psdrl.agents.psdrl.settings import PsdrlConfig
 from psdrl.envs.vector import EnvSpec
@@ -29,39 +29,39 @@ class KernelCalls(NamedTuple):
         """The calls of acting, planning and learning, each once."""
         with torch.device("meta"), checks.recorded() as calls:
             models = Models(config, spec)
-            _act(models, config, config.num_envs // config.env_groups)
+            _act(models, config.num_envs // config.env_groups)
             rows = spec.num_actions * models.forward_model.rows_per_state
-            _plan(models, config, max(1, config.chunk_rows // rows))
+            _plan(models, max(1, config.chunk_rows // rows))
             _learn(models, config)
         return cls(calls, models.forward_model.output.in_features)
 
 
-def _predictions(models: Models, config: PsdrlConfig, states: int) -> Predictions:
-    output = models.forward_model.output
-    model = models.forward_model.fold(SampledModel(output.weight.detach(), output.bias.detach()))
+def _predictions(models: Models, states: int) -> Predictions:
+    world = models.forward_model.fold(models.forward_model.sampled(None))
     latents = torch.empty(states, models.autoencoder.latent_size)
-    hidden = torch.empty(states, config.forward.hidden)
-    return predict(model, models.termination, latents, hidden, config.termination.threshold)
+    hidden = models.forward_model.no_hidden(states)
+    return predict(world, models.termination, latents, hidden)
 
 
-def _act(models: Models, config: PsdrlConfig, states: int) -> None:
-    ahead = _predictions(models, config, states)
-    ahead.action(models.value, config.value.discount, torch.empty_like(ahead.rewards))
+def _act(models: Models, states: int) -> None:
+    ahead = _predictions(models, states)
+    ahead.action(models.value, torch.empty_like(ahead.rewards))
 
 
-def _plan(models: Models, config: PsdrlConfig, states: int) -> None:
-    _predictions(models, config, states).planned(models.target, config.value.discount, config.value.random_share)
+def _plan(models: Models, states: int) -> None:
+    _predictions(models, states).planned(models.target)
 
 
 def _learn(models: Models, config: PsdrlConfig) -> None:
     """A window of forward and termination model, a step of the value network, a chunk of the posterior's features."""
     forward_model, batch, latent = models.forward_model, config.replay.batch, models.autoencoder.latent_size
-    inputs = config.forward.hidden + latent + forward_model.num_actions
+    inputs = forward_model.hidden_size + latent + forward_model.num_actions
     chunk = max(1, config.chunk_rows // forward_model.rows_per_state)
     for rows in (batch * config.forward.window, chunk):
         forward_model.feature_layers(torch.empty(rows, inputs), linear_tanh)
     models.termination(torch.empty(batch * config.forward.window, latent), linear_tanh)
-    value_gradient(models.value.networks()[0], torch.empty(batch, latent + config.forward.hidden), torch.empty(batch))
+    states = torch.empty(batch, latent + forward_model.hidden_size)
+    models.value.each(value_gradient, states, torch.empty(batch))
 
 
 def check_kernels(config: PsdrlConfig, spec: EnvSpec, device: torch.device) -> list[checks.Finding]:

@@ -11,11 +11,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn import functional as F
 
 from psdrl.agents.psdrl.encoder import Encoder
-from psdrl.agents.psdrl.models import ForwardModel, Models, TanhNet, one_hot
+from psdrl.agents.psdrl.models import Models
+from psdrl.agents.psdrl.networks import one_hot
 from psdrl.agents.psdrl.settings import PsdrlConfig
+from psdrl.agents.psdrl.termination import Termination
+from psdrl.agents.psdrl.world_model import WorldModel
 from psdrl.kernels.linear_tanh import linear_tanh
 from psdrl.kernels.linear_tanh.aten import product
 from psdrl.replay.episodes import Batch, Replay
@@ -67,17 +69,9 @@ def gradient_step(optimiser: torch.optim.Optimizer, loss: Tensor) -> None:
     optimiser.step()
 
 
-def autoencoder_loss(autoencoder: Encoder, observations: Tensor, reduction: str) -> Tensor:
-    """Eq. 1 for observations (n, c, 64, 64): squared error of the reconstruction, averaged over n."""
-    error = F.mse_loss(*autoencoder.reconstruct(observations), reduction=reduction)
-    return error / len(observations) if reduction == "sum" else error
-
-
-def forward_loss(prediction: Tensor, target: Tensor, reward_weight: Tensor | float, reduction: str) -> Tensor:
-    """Eq. 2 for predictions and targets [z', r] (n, Z + 1): squared error, averaged over n."""
-    error = (prediction - target).square()
-    total = error[:, :-1].sum(1) + reward_weight * error[:, -1]
-    return (total if reduction == "sum" else total / error.shape[1]).mean()
+def autoencoder_loss(autoencoder: Encoder, observations: Tensor) -> Tensor:
+    """Eq. 1, as a function that can be compiled."""
+    return autoencoder.loss(observations)
 
 
 def train_autoencoder(
@@ -96,7 +90,7 @@ def train_autoencoder(
 
     def step(observations: Tensor) -> tuple[Tensor]:
         with execution.autocast():
-            loss = loss_of(autoencoder, observations, config.loss_reduction)
+            loss = loss_of(autoencoder, observations)
         gradient_step(optimiser, loss)
         return (loss.detach(),)
 
@@ -117,42 +111,20 @@ def encode_buffer(models: Models, replay: Replay, execution: Execution = EAGER) 
     # 256 frames make 47 MB of activations in the paper's first convolution; more are no faster.
     for slots in replay.stored_slots().split(min(execution.chunk_rows, 256)):
         with execution.autocast():
-            latents = models.autoencoder.encode(replay.frames(slots))
+            latents = models.autoencoder.latents(replay.frames(slots))
         table[slots] = latents.to(table)
-    if models.needs_refresh:
-        slots = replay.stored_slots()
-        latents = table[slots]
-        models.refresh(latents, replay.rewards[replay.transition_slots()])
-        table[slots] = models.scaled(latents)
+    models.autoencoder.rescale_(table, replay.stored_slots(), models.forward_model)
     return table
 
 
-def scan(forward_model: ForwardModel, inputs: Tensor, hidden: Tensor, batch_sizes: Tensor | None = None) -> Tensor:
-    """The GRU over time: inputs [z, onehot(a)] (T, B, Z + A) and h_0 (B, H) -> h_1 ... h_T (T, B, H).
-
-    With `batch_sizes` (T,), as in a packed sequence, inputs and result are (rows, .) with fewer and fewer sequences.
-    """
-    gru = forward_model.gru
-    weights = [gru.weight_ih, gru.weight_hh, gru.bias_ih, gru.bias_hh]
-    train = torch.is_grad_enabled()  # cuDNN refuses to differentiate what ran in evaluation mode
-    with torch.autocast(inputs.device.type, enabled=False):  # errors of the recurrence add up over time
-        if batch_sizes is None:
-            return torch.gru(inputs, hidden[None], weights, True, 1, 0.0, train, False, False)[0]
-        return torch.gru(inputs, batch_sizes, hidden[None], weights, True, 1, 0.0, train, False)[0]
-
-
 class LinearTanh(torch.autograd.Function):
-    """tanh(x W^T + b), with state and columns as in `linear_tanh`, by the fused kernel, and its gradient: 0.19 ms less
-    per layer and window at the cpu preset."""
+    """tanh(x W^T + b) by the fused kernel, and its gradient: 0.19 ms less per layer and window at the cpu preset."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, columns: Tensor | None
-    ) -> Tensor:
-        y = linear_tanh(x, weight, bias, state, columns)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        y = linear_tanh(x, weight, bias)
         ctx.save_for_backward(x.to(y.dtype), weight.to(y.dtype), y)
-        ctx.dtypes, ctx.states = (x.dtype, weight.dtype), None if state is None else len(state)
-        ctx.columns = None if columns is None else len(columns)
+        ctx.dtypes = (x.dtype, weight.dtype)
         return y
 
     @staticmethod
@@ -161,47 +133,30 @@ class LinearTanh(torch.autograd.Function):
         (x, weight, y), (inner, outer) = ctx.saved_tensors, ctx.dtypes
         delta = torch.ops.aten.tanh_backward(gradient, y)
         onward = product(delta, weight).to(inner) if ctx.needs_input_grad[0] else None
-        bias = delta.sum(0, dtype=outer) if ctx.needs_input_grad[2] else None
-        state = columns = None
-        if ctx.needs_input_grad[3]:
-            state = delta.view(ctx.states, -1, delta.shape[1]).sum(1, dtype=outer)
-        if ctx.needs_input_grad[4]:
-            columns = delta.view(-1, ctx.columns, delta.shape[1]).sum(0, dtype=outer)
-        return onward, product(delta.T, x).to(outer), bias, state, columns
+        return onward, product(delta.T, x).to(outer), delta.sum(0, dtype=outer)
 
 
-def fused_tanh(
-    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None = None, columns: Tensor | None = None
-) -> Tensor:
-    """The layer for training; see `psdrl.agents.psdrl.models.TanhLayer`."""
-    return LinearTanh.apply(x, weight, bias, state, columns)
+def fused_tanh(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """The layer for training; see `psdrl.agents.psdrl.networks.TanhLayer`."""
+    return LinearTanh.apply(x, weight, bias)
 
 
 def window_loss(
-    forward_model: ForwardModel,
-    latents: Tensor,
-    actions: Tensor,
-    rewards: Tensor,
-    hidden: Tensor,
-    reward_weight: Tensor,
-    reduction: str,
+    model: WorldModel, latents: Tensor, actions: Tensor, rewards: Tensor, hidden: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Eq. 2 over a window: z (l + 1, B, Z), a and r (l, B), h_0 (B, H) -> the loss, h_l (B, H), z^' (l B, Z)."""
     following = latents[1:].flatten(0, 1)
-    inputs = torch.cat([latents[:-1], one_hot(actions, forward_model.num_actions, latents)], 2)
-    states = scan(forward_model, inputs, hidden)
-    features = forward_model.feature_layers(torch.cat([states, inputs], 2).flatten(0, 1), fused_tanh)
+    inputs = torch.cat([latents[:-1], one_hot(actions, model.num_actions, latents)], 2)
+    states = model.scan(inputs, hidden)
+    features = model.feature_layers(torch.cat([states, inputs], 2).flatten(0, 1), fused_tanh)
     target = torch.cat([following, rewards.reshape(-1, 1).to(following)], 1)
-    output = forward_model.output
-    prediction = forward_model.predicted(features, output.weight, output.bias)
-    loss = forward_loss(prediction, target, reward_weight, reduction)
-    return loss, states[-1].detach(), prediction[:, :-1].detach()
+    prediction = model.predicted(features, model.output.weight, model.output.bias)
+    return model.loss(prediction, target), states[-1].detach(), prediction[:, :-1].detach()
 
 
-def termination_loss(termination: TanhNet, following: Tensor, terminated: Tensor, weight: float) -> Tensor:
-    """Eq. 3 for z' (n, Z) and delta (n,): squared errors, of which those of absorbing states count `weight` times."""
-    estimates = termination(following, fused_tanh)
-    return ((1 + (weight - 1) * terminated) * (estimates - terminated).square()).mean()
+def termination_loss(termination: Termination, following: Tensor, ends: Tensor, predicted: Tensor | None) -> Tensor:
+    """Eq. 3, as a function that can be compiled."""
+    return termination.loss(following, ends, predicted, fused_tanh)
 
 
 def train_forward(
@@ -216,27 +171,26 @@ def train_forward(
     forward_model, termination = models.forward_model, models.termination
     loss_of, termination_loss_of = execution.compiled(window_loss), execution.compiled(termination_loss)
 
+    def learn_ends(following: Tensor, ends: Tensor, predicted: Tensor | None = None) -> Tensor:
+        with execution.autocast():
+            loss = termination_loss_of(termination, following, ends, predicted)
+        gradient_step(optimisers["termination"], loss)
+        return loss.detach()
+
     def step(z: Tensor, actions: Tensor, rewards: Tensor, terminated: Tensor, hidden: Tensor) -> tuple[Tensor, ...]:
-        following, delta, weight = z[1:].flatten(0, 1), terminated.flatten(), config.termination.weight
-        if not config.termination.predicted:
+        following, ends = z[1:].flatten(0, 1), terminated.flatten()
+        if not termination.predicted:
             beside, join = execution.beside()  # the two networks share nothing but the latent states
             with beside:
-                with execution.autocast():
-                    ended = termination_loss_of(termination, following, delta, weight)
-                gradient_step(optimisers["termination"], ended)
+                ended = learn_ends(following, ends)
         with execution.autocast():
-            loss, hidden, prediction = loss_of(
-                forward_model, z, actions, rewards, hidden, models.reward_weight, config.loss_reduction
-            )
+            loss, hidden, prediction = loss_of(forward_model, z, actions, rewards, hidden)
         gradient_step(optimisers["forward"], loss)
-        if config.termination.predicted:
-            both = torch.cat([following, prediction.to(following)])
-            with execution.autocast():
-                ended = termination_loss_of(termination, both, delta.repeat(2), weight)
-            gradient_step(optimisers["termination"], ended)
+        if termination.predicted:
+            ended = learn_ends(following, ends, prediction)
         else:
             join()
-        return hidden, loss.detach(), ended.detach()
+        return hidden, loss.detach(), ended
 
     def state() -> list[Tensor]:
         forward = optimiser_state(forward_model, optimisers["forward"])
@@ -247,7 +201,7 @@ def train_forward(
     for _ in range(config.forward.iterations):
         batch = sample()
         size, length = batch.actions.shape
-        hidden = forward_model.output.weight.new_zeros(size, config.forward.hidden)
+        hidden = forward_model.no_hidden(size)
         for start in range(0, length, config.forward.window):
             stop = min(start + config.forward.window, length)
             window = (x[:, start:stop].T for x in (batch.actions, batch.rewards, batch.terminated))  # time first

@@ -5,16 +5,18 @@ It is the oracle of the fast path (`learning`, `posterior`, `planning`), has the
 action gets a forward-model call of its own.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from psdrl.agents.psdrl.encoder import Encoder
-from psdrl.agents.psdrl.learning import Latents, Losses, Optimisers, Sampler, forward_loss, gradient_step
-from psdrl.agents.psdrl.lookahead import lookahead
-from psdrl.agents.psdrl.models import Models, SampledModel, value_of
-from psdrl.agents.psdrl.planning import follow
+from psdrl.agents.psdrl.learning import Latents, Losses, Optimisers, Sampler, gradient_step
+from psdrl.agents.psdrl.models import Models
 from psdrl.agents.psdrl.regression import Statistics
+from psdrl.agents.psdrl.rollout import plain_sweep
 from psdrl.agents.psdrl.settings import PsdrlConfig
+from psdrl.agents.psdrl.value import THRESHOLD, MinEnsemble
+from psdrl.agents.psdrl.world_model import SampledModel
 from psdrl.replay.episodes import Replay
 
 
@@ -22,25 +24,17 @@ class EncodeOnUse:
     """Latent states of replay slots, encoded at every use."""
 
     def __init__(self, models: Models, replay: Replay) -> None:
-        self.models, self.replay = models, replay
-        if models.needs_refresh:
-            models.refresh(self._encoded(replay.stored_slots()), replay.rewards[replay.transition_slots()])
+        self.encoder, self.replay = models.autoencoder, replay
+        self.encoder.renew_scale(lambda: self._latents(replay.stored_slots()), models.forward_model)
 
     @torch.no_grad()
     def __getitem__(self, slots: Tensor) -> Tensor:
         """z (n, Z) of the observations in slots (n,)."""
-        return self.models.scaled(self._encoded(slots))
+        return self.encoder.scaled(self._latents(slots))
 
     @torch.no_grad()
-    def _encoded(self, slots: Tensor) -> Tensor:
-        return self.models.autoencoder.encode_plainly(self.replay.frames(slots))
-
-
-def autoencoder_loss(autoencoder: Encoder, observations: Tensor, reduction: str) -> Tensor:
-    """Eq. 1 for observations (n, c, 64, 64): squared error of the reconstruction, averaged over n."""
-    images, reconstructed = autoencoder.reconstruct_plainly(observations)
-    error = (reconstructed - images).square().flatten(1)
-    return (error.sum(1) if reduction == "sum" else error.mean(1)).mean()
+    def _latents(self, slots: Tensor) -> Tensor:
+        return self.encoder.plain_latents(self.replay.frames(slots))
 
 
 def train_autoencoder(
@@ -53,7 +47,7 @@ def train_autoencoder(
     losses = []
     for _ in range(config.autoencoder.iterations):
         for slots in sample().slots[:, :-1]:
-            loss = autoencoder_loss(autoencoder, replay.frames(slots), config.loss_reduction)
+            loss = autoencoder.plain_loss(replay.frames(slots))
             gradient_step(optimisers["autoencoder"], loss)
             losses.append(loss.detach())
     return {"autoencoder": torch.stack(losses).mean()} if losses else {}
@@ -68,7 +62,7 @@ def train_forward(
     for _ in range(config.forward.iterations):
         batch = sample()
         size, length = batch.actions.shape
-        hidden = forward_model.output.weight.new_zeros(size, config.forward.hidden)
+        hidden = forward_model.no_hidden(size)
         for start in range(0, length, config.forward.window):
             loss = termination_loss = torch.zeros((), device=hidden.device)
             steps = range(start, min(start + config.forward.window, length))
@@ -77,16 +71,9 @@ def train_forward(
                 now, following = latents[batch.slots[:, t]], latents[batch.slots[:, t + 1]]
                 prediction, hidden = forward_model(now, batch.actions[:, t], hidden)
                 target = torch.cat([following, batch.rewards[:, t, None].to(now)], 1)
-                error = forward_loss(prediction, target, models.reward_weight, config.loss_reduction)
-                loss = loss + error / len(steps)
-                delta = batch.terminated[:, t]
-                states = [following]
-                if config.termination.predicted:
-                    states.append(prediction[:, :-1].detach())
-                for state in states:
-                    squared = (termination(state) - delta).square()
-                    error = (torch.where(delta > 0, config.termination.weight, 1.0) * squared).mean()
-                    termination_loss = termination_loss + error / len(steps) / len(states)
+                loss = loss + forward_model.loss(prediction, target) / len(steps)
+                for error in termination.plain_losses(following, batch.terminated[:, t], prediction[:, :-1].detach()):
+                    termination_loss = termination_loss + error / len(steps)
             gradient_step(optimisers["forward"], loss)
             gradient_step(optimisers["termination"], termination_loss)
             losses.append(loss.detach())
@@ -105,7 +92,7 @@ def buffer_statistics(models: Models, replay: Replay, latents: Latents) -> Stati
     episodes = sorted(replay.episodes, key=lambda episode: -episode.length)
     starts = torch.tensor([episode.start for episode in episodes], device=replay.device)
     lengths = torch.tensor([episode.length for episode in episodes])
-    hidden = forward_model.output.weight.new_zeros(len(episodes), forward_model.gru.hidden_size)
+    hidden = forward_model.no_hidden(len(episodes))
     for t in range(int(lengths.max())):
         active = int((lengths > t).sum())
         now = (starts[:active] + t) % replay.num_slots
@@ -116,64 +103,46 @@ def buffer_statistics(models: Models, replay: Replay, latents: Latents) -> Stati
     return statistics
 
 
-@torch.no_grad()
-def hidden_states(models: Models, replay: Replay, latents: Latents) -> Tensor:
-    """h_t (slots, H) of all stored states but the last of each episode; episodes that still run go on together."""
-    forward_model = models.forward_model
-    table = forward_model.output.weight.new_zeros(replay.num_slots, forward_model.gru.hidden_size)
-    for t in range(max(episode.length for episode in replay.episodes) - 1):
-        starts = [episode.start for episode in replay.episodes if episode.length > t + 1]
-        now = (torch.tensor(starts, device=replay.device) + t) % replay.num_slots
-        hidden = forward_model.next_hidden(latents[now], replay.actions[now], table[now])
-        table[(now + 1) % replay.num_slots] = hidden
-    return table
+class Lookahead(NamedTuple):
+    """What each action leads to in the sampled model."""
+
+    returns: Tensor  # (n, A) r^ + gamma * v^
+    hidden: Tensor  # (n, A, H) h'
+
+
+def lookahead(models: Models, sample: SampledModel, value: MinEnsemble, latents: Tensor, hidden: Tensor) -> Lookahead:
+    """Eq. 6 and 7: one-step returns of all actions from latent states (n, Z) with hidden states (n, H)."""
+    forward_model, returns, next_hidden = models.forward_model, [], []
+    for action in range(forward_model.num_actions):
+        actions = torch.full((len(latents),), action, device=latents.device)
+        h = forward_model.next_hidden(latents, actions, hidden)
+        prediction = forward_model.predicted(forward_model.features(h, latents, actions), sample.weight, sample.bias)
+        z, reward = prediction[:, :-1], prediction[:, -1]
+        alive = models.termination(z) < THRESHOLD
+        returns.append(reward + value.discount * torch.where(alive, value(torch.cat([z, h], 1)), 0.0))
+        next_hidden.append(h)
+    return Lookahead(torch.stack(returns, 1), torch.stack(next_hidden, 1))
 
 
 def train_value(
     models: Models,
     optimisers: Optimisers,
+    replay: Replay,
     latents: Latents,
     sample: Sampler,
     model: SampledModel,
     config: PsdrlConfig,
-    hidden_states: Tensor | None = None,
 ) -> Losses:
-    """Line 12: per iteration one sweep through a batch, one gradient step per time step.
-
-    Sequences start with h = 0, or with that of their first state in `hidden_states` (slots, H)."""
-    losses = []
+    """Line 12: per iteration one sweep through a batch, one gradient step per time step."""
+    value, losses = models.value, []
+    sweep = plain_sweep(models.forward_model, replay, latents, config)
     for _ in range(config.planning_iterations):
-        batch = sample()
-        size, length = batch.actions.shape
-        hidden = model.weight.new_zeros(size, config.forward.hidden)
-        if hidden_states is not None:
-            hidden = hidden_states[batch.slots[:, 0]]
-        along = [hidden]
-        with torch.no_grad():
-            for t in range(length - 1):
-                z = latents[batch.slots[:, t]]
-                along.append(models.forward_model.next_hidden(z, batch.actions[:, t], along[-1]))
-        times = range(length) if config.value.sweep == "forward" else reversed(range(length))
-        for done, t in enumerate(times):
+        for done, (z, hidden) in enumerate(sweep(sample())):
             if done % config.value.target_every == 0:
-                follow(models.value, models.target, config.value.target_rate)
-            hidden = along[t]
+                value.update_target(models.target)
             with torch.no_grad():
-                z = latents[batch.slots[:, t]]
-                ahead = lookahead(
-                    models.forward_model,
-                    model,
-                    models.termination,
-                    models.target,
-                    z,
-                    hidden,
-                    config.value.discount,
-                    config.termination.threshold,
-                )
-                share = config.value.random_share
-                target = (1 - share) * ahead.returns.amax(1) + share * ahead.returns.mean(1)
-            errors = torch.stack([value_of(network, z, hidden) - target for network in models.value])
-            loss = errors.square().mean(1)  # of each network
+                target = value.backup(lookahead(models, model, models.target, z, hidden).returns)
+            loss = value.losses(torch.cat([z, hidden], 1), target)
             gradient_step(optimisers["value"], loss.sum())
             losses.append(loss.detach().mean())
     return {"value": torch.stack(losses).mean()} if losses else {}

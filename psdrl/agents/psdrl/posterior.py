@@ -6,14 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from psdrl.agents.psdrl.models import Models, SampledModel
 from psdrl.agents.psdrl.regression import Statistics
 from psdrl.agents.psdrl.settings import PsdrlConfig
 from psdrl.errors import UserError
 from psdrl.kernels.posterior import posterior_mean, posterior_sample
 
 PANEL = 256  # columns of an inverse solved at a time: the rows above them are zero and are left out
-
+RELEASED_RIDGE, RELEASED_SCALE = 100.0, 1e-3  # of rule `released` [released]
 
 Metrics = dict[str, float | Tensor]
 
@@ -52,23 +51,24 @@ class Posterior:
     `mean` (Z + 1, k) holds mu_j as rows; `factors` (g, k, k) holds per group of outputs with equal variances, for
     rule exact, the lower Cholesky factor of Sigma^-1, and for rule released the matrix that multiplies the noise."""
 
-    def __init__(self, config: PsdrlConfig, features: int, outputs: int, device: torch.device) -> None:
-        self.rule, self.config = config.rule, config.posterior
-        p = config.posterior
+    def __init__(self, config: PsdrlConfig, empty: Statistics) -> None:
+        """`empty`: the statistics of no data, which say what is regressed on what."""
+        self.rule, p = config.rule, config.posterior
+        features, outputs = empty.cross.shape
         self.groups = [
-            Group(slice(0, outputs - 1), p.prior_latent, p.noise_latent),
-            Group(slice(outputs - 1, outputs), p.prior_reward, p.noise_reward),
+            Group(slice(0, outputs - 1), p.prior[0], p.noise[0]),
+            Group(slice(outputs - 1, outputs), p.prior[-1], p.noise[-1]),
         ]
-        equal = (p.prior_latent, p.noise_latent) == (p.prior_reward, p.noise_reward)
-        if (self.rule == "released" or equal) and not config.forward.local:  # places and their maximum never share
-            self.groups = [Group(slice(0, outputs), p.prior_latent, p.noise_latent)]
+        equal = (p.prior[0], p.noise[0]) == (p.prior[-1], p.noise[-1])
+        if (self.rule == "released" or equal) and empty.shared:
+            self.groups = [Group(slice(0, outputs), p.prior[0], p.noise[0])]
         self.sizes = [group.outputs.stop - group.outputs.start for group in self.groups]
-        self.mean = torch.zeros(outputs, features, dtype=torch.float64, device=device)
+        self.mean = empty.cross.new_zeros(outputs, features)
         self.priors = self.mean.new_tensor([group.prior for group in self.groups])
         self.noises = self.mean.new_tensor([group.noise for group in self.groups])
         self.factors = self.mean.new_empty(0, features, features)
         if self.rule != "none":
-            self.fit(Statistics.empty(features, outputs, device))
+            self.fit(empty)
 
     @torch.no_grad()
     def fit(self, data: Statistics) -> Metrics:
@@ -102,7 +102,7 @@ class Posterior:
 
     def _fit_released(self, data: Statistics) -> Metrics:
         """The ridge regression of the released code is Eq. 4 with prior 1 / ridge and noise 1."""
-        ridge, scale = self.config.released_ridge, self.config.released_scale
+        ridge, scale = RELEASED_RIDGE, RELEASED_SCALE
         one = torch.ones_like(self.noises)
         factors, jitter, info = data.factorised(one / ridge, one)
         check(info)
@@ -151,12 +151,3 @@ class Posterior:
         """Restore what `state_dict` gave."""
         self.mean.copy_(state["mean"])
         self.factors = state["factors"].to(self.mean.device)
-
-
-def as_model(models: Models, weight: Tensor | None) -> SampledModel:
-    """Line 11: the output layer to plan with: a draw, or the trained layer if there is none."""
-    output = models.forward_model.output
-    if weight is None:
-        return SampledModel(output.weight.detach(), output.bias.detach())
-    weight = weight.to(output.weight.dtype)
-    return SampledModel(weight, weight.new_zeros(len(weight)))

@@ -9,6 +9,8 @@ from psdrl.config import Config
 
 Preset = Literal["auto", "paper", "cpu", "deepsea", "minatar", "control", "debug"]
 Rule = Literal["exact", "mean", "released", "none"]
+Quirk = Literal["mean-loss", "keep-hidden", "time-limit-ends"]
+EARLY_STEPS = 100_000  # updates are more frequent until then [paper]
 
 
 @dataclass(frozen=True)
@@ -16,31 +18,14 @@ class AutoencoderConfig:
     """Autoencoder (Eq. 1), used for image observations; vector observations are their own latent state."""
 
     channels: tuple[int, ...] = (48, 96, 192, 384)
-    """Channels of the encoder's convolutions. [released]"""
-    kernels: tuple[int, ...] = (4, 4, 4, 4)
-    """Kernel sizes of the encoder's convolutions. [released]"""
-    strides: tuple[int, ...] = (2, 2, 2, 2)
-    """Strides of the encoder's convolutions. [released]"""
-    decoder_kernels: tuple[int, ...] = (4, 4, 4, 5)
-    """Kernel sizes of the decoder's transposed convolutions. [released]"""
+    """Channels of the encoder's convolutions; `psdrl.agents.psdrl.autoencoder.layers` derives kernels, strides and the
+    decoder's layers. [released]"""
     latent: int = 0
     """Latent dimensions by an additional linear layer; 0: the flattened last convolution, 1536. [paper]"""
     learning_rate: float = 1e-4
     """Adam's learning rate. [paper]"""
     iterations: int = 3
     """Training iterations per update, of B gradient steps with inner batch L each. [paper]"""
-    mean_frame: bool = False
-    """Subtract the mean of about 1,024 stored frames and scale what is left to unit variance; both are renewed in
-    every update. [paper: no]"""
-
-
-@dataclass(frozen=True)
-class LatentConfig:
-    """Scale of the latent states that all models see; refreshed once per update from the replay buffer."""
-
-    standardise: bool = False
-    """Subtract each dimension's mean and divide by its standard deviation; with places, each channel's. [paper: no;
-    ours: docs/experiments.md]"""
 
 
 @dataclass(frozen=True)
@@ -52,20 +37,13 @@ class ForwardConfig:
     units: int = 2292
     """Units of each layer, and the number of features k. [paper]"""
     recurrent: int = 756
-    """Recurrent hidden units; 0: no memory, for observations that say all: h stays zero, and states that are equal are
+    """Recurrent hidden units; 0: no recurrence, for fully observed problems: h stays zero, and equal states are
     predicted once. [paper]"""
-    feature_activation: Literal["linear", "tanh"] = "linear"
-    """Activation of the last feature layer. [released: linear]"""
+    features: Literal["linear", "tanh", "tanh+inputs"] = "linear"
+    """The last feature layer is linear [released] or tanh; tanh+inputs also hands the feature network's inputs
+    [h', z, a] to the output layer, so what stays as it was needs no gradient steps. [ours: docs/experiments.md]"""
     gain: float = 1.0
     """Factor on the initial weights of the first feature layer. [ours: 1 is PyTorch's initialisation]"""
-    skip: bool = False
-    """Also give the output layer the feature network's inputs [h', z, a], so that what stays as it was and what an
-    action always does need not be learned by gradient steps. [paper: no; ours: docs/experiments.md]"""
-    local: bool = False
-    """One feature network and one output layer for all places of a latent state that is a grid (MinAtar; an autoencoder
-    with latent 0): a place sees h', the 3 x 3 places around it and the action, which also has a factor for what each
-    unit sees; the reward is linear in each unit's maximum over the places. Needs tanh features. [paper: no; ours:
-    docs/experiments.md]"""
     window: int = 4
     """Steps l of truncated backpropagation through time. [paper; the released code has 5]"""
     learning_rate: float = 1e-4
@@ -73,12 +51,12 @@ class ForwardConfig:
     iterations: int = 3
     """Training iterations per update, of ceil(L/l) gradient steps each; the termination model shares them. [paper]"""
     reward_weight: float = 1.0
-    """Weight of the reward's squared error in Eq. 2; 0: 3 / var(reward) of the buffer, within [1, 1000], or, with P
-    places, P / var(reward), within [1, 100 P]: as much as a plane of standardised numbers. [paper: 1]"""
+    """Weight of the reward's squared error in Eq. 2; 0: 3 / var(reward) of the buffer, within [1, 1000], or, on a grid
+    of P cells, P / var(reward), within [1, 100 P]: as much as a plane of standardised numbers. [paper: 1]"""
 
     @property
     def hidden(self) -> int:
-        """Size of h: without memory one number, which stays zero."""
+        """Size of h: without recurrence one number, which stays zero."""
         return max(1, self.recurrent)
 
 
@@ -92,16 +70,12 @@ class TerminationConfig:
     """Units of each hidden layer. [paper]"""
     learning_rate: float = 1e-4
     """Adam's learning rate. [paper]"""
-    threshold: float = 0.5
-    """A state is taken for absorbing if its estimate reaches this. [paper, Eq. 7]"""
-    local: bool = False
-    """The same hidden layers at every place of the grid, then their maximum over the places. [paper: no; ours:
-    docs/experiments.md]"""
     predicted: bool = False
-    """Learn from the forward model's predictions of the states as well as from the states: predictions are what
-    planning asks about, and they are blurred. [paper: no; ours: docs/experiments.md]"""
+    """Learn from predicted states as well as from stored ones: planning asks about predictions, which are blurred.
+    [paper: no; ours: docs/experiments.md]"""
     weight: float = 1.0
-    """Weight of an absorbing state's squared error in Eq. 3: rare ends else stay below the threshold. [paper: 1]"""
+    """Weight of an absorbing state's squared error in Eq. 3; with 1 the estimates of rare ends stay below 0.5.
+    [paper: 1; ours: docs/experiments.md]"""
 
 
 @dataclass(frozen=True)
@@ -119,22 +93,21 @@ class ValueConfig:
     target_every: int = 4
     """Gradient steps between two copies into the target network; the count restarts with each batch. [paper]"""
     target_rate: float = 1.0
-    """How far the target network goes towards the value network at each of these copies; 1: all the way. [paper] Below
-    1 it is an average of past value networks, and acting uses it too. [ours: docs/experiments.md]"""
+    """psi' <- psi' + rate (psi - psi') at each copy. [paper: 1] Below 1 the target network averages past value
+    networks, and acting uses it. [ours: docs/experiments.md]"""
     networks: int = 1
-    """Value networks, trained on the same targets; what counts is the smallest of their values, for the best of several
-    noisy ones is too high. [paper: 1; ours: docs/experiments.md]"""
+    """Value networks, trained on the same targets; their minimum is used: a maximum over noisy estimates is biased
+    upwards. [paper: 1; ours: docs/experiments.md]"""
     random_share: float = 0.0
-    """Share of random actions that planning reckons with: targets mix the mean over actions into the maximum, so states
-    from which a slip is fatal are worth less. [paper: 0; ours: docs/experiments.md]"""
+    """target = (1 - share) max + share mean over actions: states from which a slip is fatal are worth less. [paper: 0;
+    ours: docs/experiments.md]"""
     discount: float = 0.99
     """Discount factor gamma. [paper]"""
-    sweep: Literal["forward", "backward"] = "forward"
-    """Order of a sweep's gradient steps through the sequences: with time [paper, released], or against it: V's changes
-    then reach the states before them in the same sweep. [ours: docs/experiments.md]"""
-    start: Literal["zero", "episode"] = "zero"
-    """Hidden state at the start of a sequence in planning: zero [paper], or what its episode up to there leads to, as
-    in acting; sequences of L steps from zero never see the hidden states of long episodes."""
+    sweep: Literal["paper", "episode", "backward"] = "paper"
+    """How planning goes through a batch. paper: with time, h = 0 at the start of a sequence. episode: every state has
+    the h of its episode, as in acting; sequences of L steps from zero never see the hidden states of long episodes.
+    backward: the same against time, so V's changes reach the states before them in the same sweep. [ours:
+    docs/experiments.md]"""
 
 
 @dataclass(frozen=True)
@@ -142,20 +115,12 @@ class PosteriorConfig:
     """Bayesian linear regression on the output layer (Eq. 4)."""
 
     rule: Rule = "exact"
-    """exact: draw from Eq. 4. released: the authors' code, w = mu + eps C with C = scale (Phi^T Phi + ridge I)^-1.
+    """exact: draw from Eq. 4. released: the authors' code, w = mu + eps C with C = 1e-3 (Phi^T Phi + 100 I)^-1.
     mean: the mean of Eq. 4, a control without sampling. none: no posterior, the trained output layer."""
-    prior_latent: float = 1e3
-    """Prior variance sigma_S^2 of latent state parameters. [paper]"""
-    prior_reward: float = 1e3
-    """Prior variance sigma_R^2 of reward parameters. [paper]"""
-    noise_latent: float = 1.0
-    """Noise variance sigma^2 of the latent targets. [paper: 1 for all]"""
-    noise_reward: float = 1.0
-    """Noise variance sigma^2 of the reward target. [paper: 1 for all]"""
-    released_ridge: float = 100.0
-    """Ridge of rule `released`. [released]"""
-    released_scale: float = 1e-3
-    """Scale of rule `released`. [released]"""
+    prior: tuple[float, ...] = (1e3, 1e3)
+    """Prior variances sigma_S^2 of latent state parameters and sigma_R^2 of reward parameters; one: both. [paper]"""
+    noise: tuple[float, ...] = (1.0, 1.0)
+    """Noise variances sigma^2 of latent targets and of the reward; one: both. [paper: 1 for all]"""
 
 
 @dataclass(frozen=True)
@@ -169,29 +134,21 @@ class ReplayConfig:
     length: int = 250
     """Steps L per sequence; shrinks to the shortest episode while no episode is that long. [paper; released]"""
     ends: Literal["rare", "even"] = "rare"
-    """How often an episode's last step is drawn: L times less than others, for sequences start anywhere within [paper,
-    released: rare], or as often: they may hang over at both ends and are moved inside [ours: docs/experiments.md]."""
+    """How often an episode's last step is drawn: L times less often than others, because sequences start anywhere
+    within [paper, released: rare], or as often: starts outside are moved inside [ours: docs/experiments.md]."""
     device: Literal["auto", "device", "host"] = "auto"
     """Where the frames lie: on the run's device, or in (pinned) host memory, from where each batch is copied; auto: on
     the device if they take less than a quarter of its free memory. On a CPU both are the same. [ours]"""
-    time_limit_terminates: bool = False
-    """Store a time limit as a termination, as the released code does. [ours: truncation is not termination]"""
 
 
 @dataclass(frozen=True)
 class PolicyConfig:
     """Interaction with the environment."""
 
-    update_every: int = 1000
-    """Steps m between two updates. [paper]"""
-    update_every_early: int = 250
-    """Steps m between two updates in the early phase. [paper]"""
-    early_steps: int = 100_000
-    """Length of the early phase in steps. [paper]"""
+    update_every: tuple[int, ...] = (250, 1000)
+    """Steps m between two updates, in the first 100,000 steps and after them; one number: throughout. [paper]"""
     epsilon: float = 0.001
     """Policy noise: probability of a random action. [paper]"""
-    random_action_hidden: Literal["advance", "keep"] = "advance"
-    """What a random action does to the hidden state: advance [paper, line 17] or keep [released]."""
 
 
 @dataclass(frozen=True)
@@ -204,10 +161,23 @@ class PsdrlConfig(Config):
     """fast: exact reformulations, the same numbers up to float rounding. plain: the paper's loops, the oracle."""
     reward_transform: Literal["tanh", "none", "clip"] = "tanh"
     """Applied to rewards before they are stored. [released: tanh, with which the published scores were made]"""
-    loss_reduction: Literal["sum", "mean"] = "sum"
-    """Over dimensions in Eq. 1 and 2: sum [paper] or mean [released]."""
+    released: tuple[Quirk, ...] = ()
+    """What to do as the released code does where it departs from the paper. mean-loss: Eq. 1 and 2 average over
+    dimensions instead of summing. keep-hidden: a random action does not advance h (line 17). time-limit-ends: a time
+    limit is stored as a termination."""
+    standardise: bool = False
+    """Scale frames by their mean and contrast, and latent states per dimension (on a grid per channel) to mean 0 and
+    variance 1, renewed from the buffer in every update. [paper: no; ours: docs/experiments.md]"""
+    grid: bool = False
+    """One feature network and one output layer for all cells of a latent state that is a grid (MinAtar; an autoencoder
+    with latent 0), and the same for the termination model: a cell sees h', the 3 x 3 cells around it and the action;
+    rewards and ends are linear in each unit's maximum over the cells. Needs tanh features. [paper: no; ours:
+    docs/experiments.md]"""
+    encoder: str | None = None
+    """An encoder of one's own, MODULE:CLASS, instead of the autoencoder or the identity. See docs/library.md."""
+    world_model: str | None = None
+    """A world model of one's own, MODULE:CLASS, instead of the paper's. See docs/library.md."""
     autoencoder: AutoencoderConfig = field(default_factory=AutoencoderConfig)
-    latent: LatentConfig = field(default_factory=LatentConfig)
     forward: ForwardConfig = field(default_factory=ForwardConfig)
     termination: TerminationConfig = field(default_factory=TerminationConfig)
     value: ValueConfig = field(default_factory=ValueConfig)
@@ -221,9 +191,14 @@ class PsdrlConfig(Config):
         return self.posterior.rule
 
     @property
+    def loss_reduction(self) -> Literal["sum", "mean"]:
+        """Over dimensions in Eq. 1 and 2."""
+        return "mean" if "mean-loss" in self.released else "sum"
+
+    @property
     def plans_within_episodes(self) -> bool:
-        """Whether a state's h in planning is that of its episode: so it is set, or there is no memory, and h is 0."""
-        return self.value.start == "episode" or self.forward.recurrent == 0
+        """Whether planning takes a state's h from its episode: as `sweep` says, or without recurrence, where h is 0."""
+        return self.value.sweep != "paper" or self.forward.recurrent == 0
 
     @property
     def planning_iterations(self) -> int:
@@ -232,7 +207,7 @@ class PsdrlConfig(Config):
 
     def update_period(self, step: int) -> int:
         """Steps m between updates at this step."""
-        return self.policy.update_every_early if step < self.policy.early_steps else self.policy.update_every
+        return self.policy.update_every[0 if step < EARLY_STEPS else -1]
 
     def epsilon(self, step: int) -> float:
         """Probability of a random action at this step."""

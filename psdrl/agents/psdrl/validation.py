@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from psdrl.config import at_least, positive, shares
+from psdrl.config import at_least, flag, lookup, positive, shares
 from psdrl.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,9 +27,6 @@ _MINIMA = {
     "replay.capacity": 1,
     "replay.batch": 1,
     "replay.length": 1,
-    "policy.update_every": 1,
-    "policy.update_every_early": 1,
-    "policy.early_steps": 0,
 }
 _POSITIVE = (
     "autoencoder.learning_rate",
@@ -39,12 +36,6 @@ _POSITIVE = (
     "termination.weight",
     "value.learning_rate",
     "value.target_rate",
-    "posterior.prior_latent",
-    "posterior.prior_reward",
-    "posterior.noise_latent",
-    "posterior.noise_reward",
-    "posterior.released_ridge",
-    "posterior.released_scale",
 )
 
 
@@ -57,10 +48,9 @@ def check(config: "PsdrlConfig") -> None:
         raise UserError(f"--value.target-rate is {config.value.target_rate} but must be at most 1, which copies.")
     if not 0 <= config.value.discount < 1:
         raise UserError(f"--value.discount is {config.value.discount} but must lie in [0, 1).")
-    if config.forward.local and config.forward.feature_activation != "tanh":
-        raise UserError("--forward.local needs --forward.feature-activation tanh: places have no linear features.")
-    conv = config.autoencoder
-    if len({len(conv.channels), len(conv.kernels), len(conv.strides), len(conv.decoder_kernels)}) != 1:
-        raise UserError("--autoencoder.channels, .kernels, .strides and .decoder-kernels must have equal lengths.")
-    if min(conv.channels + conv.kernels + conv.strides + conv.decoder_kernels, default=0) < 1:
-        raise UserError("--autoencoder.channels, .kernels, .strides and .decoder-kernels must be positive.")
+    if not config.autoencoder.channels or min(config.autoencoder.channels) < 1:
+        raise UserError("--autoencoder.channels must be one or more positive numbers.")
+    for name in ("posterior.prior", "posterior.noise", "policy.update_every"):
+        numbers = lookup(config, name)
+        if len(numbers) not in (1, 2) or not min(numbers) > 0:
+            raise UserError(f"{flag(name)} is {' '.join(map(str, numbers))} but must be one or two positive numbers.")

@@ -5,11 +5,10 @@ import math
 import torch
 from torch import Tensor, nn
 
-from psdrl.agents.psdrl.encoder import Autoencoder
-from psdrl.agents.psdrl.learning import autoencoder_loss
-from psdrl.agents.psdrl.lookahead.factored import predict
-from psdrl.agents.psdrl.models import LocalTanhNet, Models, SampledModel, TanhNet, value_of
-from psdrl.agents.psdrl.planning import TABLE_BYTES
+from psdrl.agents.psdrl.lookahead import predict
+from psdrl.agents.psdrl.models import Models, make_encoder
+from psdrl.agents.psdrl.networks import TanhNet
+from psdrl.agents.psdrl.rollout import TABLE_BYTES
 from psdrl.agents.psdrl.settings import PsdrlConfig
 from psdrl.envs.vector import EnvSpec
 from psdrl.kernels import dispatch
@@ -39,17 +38,18 @@ class PsdrlWorkload(work.Workload):
             self.models = models = Models(config, spec)
             forward_model, output = models.forward_model, models.forward_model.output
             self.outputs, self.features = output.weight.shape
-            self.sampled = forward_model.fold(SampledModel(output.weight, output.bias))
-            self.latent, self.hidden = models.autoencoder.latent_size, config.forward.hidden
+            self.sampled = forward_model.fold(forward_model.sampled(None))
+            self.latent, self.hidden = models.autoencoder.latent_size, forward_model.hidden_size
             z, h, action = torch.empty(1, self.latent), torch.empty(1, self.hidden), torch.zeros(1, dtype=torch.long)
-            self.encoder = count(models.autoencoder.encode_plainly, self._frames(1))
-            self.autoencoder = count(models.autoencoder.reconstruct_plainly, self._frames(1))
+            self.encoder = count(models.autoencoder.plain_latents, self._frames(1))
+            if models.autoencoder.trained:
+                self.autoencoder = count(models.autoencoder.plain_loss, self._frames(1))
             self.gru = count(forward_model.next_hidden, z, action, h).macs
             self.feature_network = count(forward_model.features, h, z, action).macs
             self.forward = count(forward_model, z, action, h).macs
-            self.ahead = count(self.sampled.predicted, z, h).macs  # of all actions
+            self.ahead = count(self.sampled.predict, z, h).macs  # of all actions
             self.termination = count(models.termination, z).macs
-            self.value = count(value_of, models.value, z, h).macs
+            self.value = count(models.value, torch.cat([z, h], 1)).macs
 
     def _frames(self, rows: int) -> Tensor:
         return torch.zeros(rows, *self.spec.shape, dtype=getattr(torch, self.spec.dtype))
@@ -135,12 +135,11 @@ class PsdrlWorkload(work.Workload):
     @torch.no_grad()
     def act(self, rows: int) -> Loop:
         """Every weight is read once, which is what it costs."""
-        models, config = self.models, self.config
+        models = self.models
 
         def decide(frames: Tensor, hidden: Tensor) -> None:
-            latents = models.encode(frames)
-            ahead = predict(self.sampled, models.termination, latents, hidden, config.termination.threshold)
-            ahead.action(models.value, config.value.discount, torch.empty_like(ahead.rewards))
+            ahead = predict(self.sampled, models.termination, models.autoencoder.encode(frames), hidden)
+            ahead.action(models.value, torch.empty_like(ahead.rewards))
 
         with torch.device("meta"), dispatch.force("reference"):
             found = count(decide, self._frames(rows), torch.empty(rows, self.hidden))
@@ -165,15 +164,10 @@ class PsdrlWorkload(work.Workload):
 
     @property
     def grid_bytes(self) -> float:
-        """Bytes of the widest layer of networks that look at places, if there are any: a chunk is of places then, but
-        a time step of a batch with all actions and a window of training are never cut."""
-        config, forward_model, termination = self.config, self.models.forward_model, self.models.termination
-        widest = 0  # numbers of a state and action
-        if places := forward_model.places:
-            widest = (places.count + 1) * max(places.seen, self.features)
-        if isinstance(termination, LocalTanhNet):
-            places = termination.places
-            widest = max(widest, places.count * max(places.seen, config.termination.units))
+        """Bytes of the widest layer of networks that look at cells, if there are any: a chunk is of cells then, but a
+        time step of a batch with all actions and a window of training are never cut."""
+        config, forward_model = self.config, self.models.forward_model
+        widest = max(forward_model.widest, self.models.termination.widest)
         uncut = config.replay.batch * max(self.spec.num_actions, config.forward.window)
         return 4 * widest * max(uncut, config.chunk_rows // forward_model.rows_per_state)
 
@@ -199,7 +193,8 @@ class PsdrlWorkload(work.Workload):
             "gradient": Trial(6 * r.batch * weights(net), lambda: net(states).square().mean().backward()),
         }
         if self.models.autoencoder.trained:
-            autoencoder, frames = Autoencoder(self.spec.shape, self.config.autoencoder), self._frames(min(40, r.length))
-            step = lambda: autoencoder_loss(autoencoder, frames, "sum").backward()  # noqa: E731
-            found["convolution"] = Trial(6 * len(frames) * self.autoencoder.macs, step)
+            encoder, frames = make_encoder(self.config, self.spec), self._frames(min(40, r.length))
+            found["convolution"] = Trial(
+                6 * len(frames) * self.autoencoder.macs, lambda: encoder.loss(frames).backward()
+            )
         return found
