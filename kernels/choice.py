@@ -1,10 +1,10 @@
 """Which library forms a product on this CPU: measured once per machine, number of threads and class of shapes.
 
 MKL, oneDNN and csrc differ by factors that depend on the CPU: on an AMD one with AVX-512 oneDNN forms products 2.2
-times as fast as MKL, with AVX2 alone they are even. The fastest serves, or ATen where none is clearly faster. The choice
-changes the order of additions, so it is kept on disk, the same for all processes of a machine, and a run keeps its own
-(`state`). In deterministic mode (torch.use_deterministic_algorithms, or PSDRL_AUTOTUNE=0) nothing is measured: the first
-candidate serves. Candidates are ordered so that this is a good guess, and "aten" is always among them.
+times as fast as MKL, with AVX2 alone they are even. The fastest serves, or ATen where none is clearly faster. The
+choice changes the order of additions, so it is kept on disk, the same for all processes of a machine, and a run keeps
+its own (`state`). In deterministic mode (torch.use_deterministic_algorithms, or PSDRL_AUTOTUNE=0) nothing is measured:
+the first candidate serves. Candidates are ordered so that this is a good guess, and "aten" is always among them.
 """
 
 import json
@@ -76,6 +76,7 @@ class Choices:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._lock = FileLock(path.with_suffix(".lock"), timeout=60)  # one object: a candidate may choose in its turn
         self.known: dict[str, str] = {}  # by operation, threads and shapes
         self.quick: dict[tuple, str] = {}  # the same by the shapes themselves: acting asks 20 times per step
 
@@ -93,18 +94,22 @@ class Choices:
             return next(iter(candidates))
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(self.path.with_suffix(".lock"), timeout=60):
-                stored = self._read()
-                mine = stored.setdefault(machine(), {})
-                if mine.get(key) not in candidates:
-                    mine[key] = fastest(candidates)
-                    partial = self.path.with_suffix(f".{os.getpid()}")
-                    partial.write_text(json.dumps(stored, indent=1))
-                    partial.replace(self.path)
-                return mine[key]
+            with self._lock:
+                chosen = self._read().get(machine(), {}).get(key)
+                if chosen is None or chosen not in candidates:
+                    chosen = fastest(candidates)
+                    self._write(key, chosen)
+                return chosen
         except OSError as error:  # filelock's time-out, too
             log.info("measurements of this CPU are not kept: %s", error)
             return fastest(candidates)
+
+    def _write(self, key: str, chosen: str) -> None:
+        stored = self._read()  # again: candidates may have chosen and written
+        stored.setdefault(machine(), {})[key] = chosen
+        partial = self.path.with_suffix(f".{os.getpid()}")
+        partial.write_text(json.dumps(stored, indent=1))
+        partial.replace(self.path)
 
     def _read(self) -> dict[str, dict[str, str]]:
         try:
