@@ -1,19 +1,27 @@
 """A baseline of our own writing with the structure of the authors' released code.
 
-Frames are encoded again at every use, networks run one time step at a time, every action has a forward-model call of
-its own, episodes are padded to the longest, and the posterior has one mean per output, all in PyTorch's default layout
-and with its default optimiser. Where that is what the plain path does, the plain path's functions serve. It computes
-the same numbers with the paper's sampling rule; only the structure is theirs.
+Frames are encoded again at every use, networks run one time step at a time, the actions of all states are stacked into
+one forward-model call, episodes are padded to the longest, and the posterior has one mean per output, all in PyTorch's
+default layout and with its default optimiser. Where that is what the plain path does, the plain path's functions serve.
+It computes the same numbers with the paper's sampling rule; only the structure is theirs.
 """
 
-import torch
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
 
+import torch
+from torch import Tensor
+
+from psdrl.agents.psdrl import oracle
 from psdrl.agents.psdrl.agent import PsdrlAgent
 from psdrl.agents.psdrl.autoencoder import Autoencoder
 from psdrl.agents.psdrl.learning import make_optimisers
 from psdrl.agents.psdrl.models import Models
-from psdrl.agents.psdrl.oracle import EncodeOnUse
+from psdrl.agents.psdrl.oracle import EncodeOnUse, Lookahead
 from psdrl.agents.psdrl.settings import PsdrlConfig
+from psdrl.agents.psdrl.value import THRESHOLD, MinEnsemble
+from psdrl.agents.psdrl.world_model import SampledModel
 from psdrl.kernels.convolution import GemmConv2d, GemmConvTranspose2d
 from psdrl.replay.episodes import Replay
 
@@ -37,6 +45,26 @@ def as_published(agent: PsdrlAgent) -> PsdrlAgent:
     autoencoder.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     agent.optimisers = make_optimisers(agent.models, agent.config, fused=False)
     return agent
+
+
+def lookahead(models: Models, sample: SampledModel, value: MinEnsemble, latents: Tensor, hidden: Tensor) -> Lookahead:
+    """`oracle.lookahead` with the |A| actions of all states stacked into one call of every network."""
+    model, states = models.forward_model, len(latents)
+    repeated = latents.repeat_interleave(model.num_actions, 0)
+    actions = torch.arange(model.num_actions, device=latents.device).repeat(states)
+    h = model.next_hidden(repeated, actions, hidden.repeat_interleave(model.num_actions, 0))
+    prediction = model.predicted(model.features(h, repeated, actions), sample.weight, sample.bias)
+    z, reward = prediction[:, :-1], prediction[:, -1]
+    following = torch.where(models.termination(z) < THRESHOLD, value(torch.cat([z, h], 1)), 0.0)
+    returns = reward + value.discount * following
+    return Lookahead(returns.view(states, -1), h.view(states, model.num_actions, -1))
+
+
+@contextmanager
+def stacked() -> Iterator[None]:
+    """The plain path within looks ahead as the released code does."""
+    with mock.patch.object(oracle, "lookahead", lookahead):
+        yield
 
 
 @torch.no_grad()

@@ -18,45 +18,43 @@
 
 namespace {
 
-using psdrl::kLanes;
-using psdrl::Lanes;
+using psdrl::Floats;
 using psdrl::load;
 using psdrl::store;
-using psdrl::tanh_of;
 
 struct Terms {
   const float *bias, *state, *columns;  // null where there is none
   int64_t state_stride, columns_stride, actions, units;
 };
 
-inline __attribute__((always_inline)) void whole(const Terms& t, float* y, const float* state, const float* column,
-                                                 int64_t i) {
-  Lanes v = load(y + i);
-  if (t.bias) v += load(t.bias + i);
-  if (state) v += load(state + i);
-  if (column) v += load(column + i);
-  store(y + i, tanh_of(v));
-}
-
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(PSDRL_SANITIZE)
-__attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#endif
-void rows_of(const Terms& t, float* y, int64_t begin, int64_t end) {
-  for (int64_t row = begin; row < end; ++row) {
-    float* out = y + row * t.units;
-    const float* state = t.state ? t.state + row / t.actions * t.state_stride : nullptr;
-    const float* column = t.columns ? t.columns + row % t.actions * t.columns_stride : nullptr;
-    int64_t i = 0;
-    for (; i + kLanes <= t.units; i += kLanes) whole(t, out, state, column, i);
-    if (i == t.units) continue;
-    const int64_t count = t.units - i;  // the last few, by the same arithmetic
-    Lanes v = load(out + i, count);
-    if (t.bias) v += load(t.bias + i, count);
-    if (state) v += load(state + i, count);
-    if (column) v += load(column + i, count);
-    store(out + i, tanh_of(v), count);
+// Rows `begin` to `end` of y.
+struct Rows {
+  const Terms& t;
+  float* y;
+  template <class Set>
+  PSDRL_INLINE void operator()(int64_t begin, int64_t end) const {
+    for (int64_t row = begin; row < end; ++row) {
+      float* out = y + row * t.units;
+      const float* state = t.state ? t.state + row / t.actions * t.state_stride : nullptr;
+      const float* column = t.columns ? t.columns + row % t.actions * t.columns_stride : nullptr;
+      int64_t i = 0;
+      for (; i + Set::kLanes <= t.units; i += Set::kLanes) {
+        Floats<Set> v = load<Set>(out + i);
+        if (t.bias) v += load<Set>(t.bias + i);
+        if (state) v += load<Set>(state + i);
+        if (column) v += load<Set>(column + i);
+        store<Set>(out + i, psdrl::tanh_of<Set>(v));
+      }
+      if (i == t.units) continue;
+      const int64_t count = t.units - i;  // the last few, by the same arithmetic
+      Floats<Set> v = load<Set>(out + i, count);
+      if (t.bias) v += load<Set>(t.bias + i, count);
+      if (state) v += load<Set>(state + i, count);
+      if (column) v += load<Set>(column + i, count);
+      store<Set>(out + i, psdrl::tanh_of<Set>(v), count);
+    }
   }
-}
+};
 
 void check(const at::Tensor& term, const char* name, int64_t units) {
   TORCH_CHECK(term.scalar_type() == at::kFloat && term.size(-1) == units && (units <= 1 || term.stride(-1) == 1),
@@ -94,14 +92,14 @@ void bias_tanh_(at::Tensor& y, const std::optional<at::Tensor>& bias, const std:
   }
   float* out = y.mutable_data_ptr<float>();
   const int64_t grain = std::max<int64_t>(1, (int64_t{1} << 14) / units);
-  at::parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) { rows_of(t, out, begin, end); });
+  at::parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) { psdrl::run(Rows{t, out}, begin, end); });
 }
 
 }  // namespace
 
 void psdrl::tanh_in_place(float* y, int64_t count) {
   const Terms t = {nullptr, nullptr, nullptr, 0, 0, 1, count};
-  rows_of(t, y, 0, 1);
+  psdrl::run(Rows{t, y}, int64_t{0}, int64_t{1});
 }
 
 TORCH_LIBRARY_IMPL(psdrl, CPU, m) { m.impl("bias_tanh_", &bias_tanh_); }

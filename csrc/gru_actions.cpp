@@ -16,8 +16,7 @@
 
 namespace {
 
-using psdrl::kLanes;
-using psdrl::Lanes;
+using psdrl::Floats;
 
 struct Gru {
   const float *inputs, *recurrent, *columns, *hidden;
@@ -25,35 +24,40 @@ struct Gru {
   float* out;
 };
 
-// Up to kLanes units of one state and action.
-inline __attribute__((always_inline)) Lanes units(const Gru& g, const float* in, const float* rec, const float* col,
-                                                  const float* hid, int64_t count) {
-  using psdrl::load;
+// Up to a vector of units of one state and action.
+template <class Set>
+PSDRL_INLINE Floats<Set> units(const Gru& g, const float* in, const float* rec, const float* col, const float* hid,
+                               int64_t count) {
+  const auto at = [count](const float* p) __attribute__((always_inline)) { return psdrl::load<Set>(p, count); };
   const int64_t size = g.size;
-  const Lanes reset = psdrl::sigmoid_of(load(col, count) + (load(in, count) + load(rec, count)));
-  const Lanes update =
-      psdrl::sigmoid_of(load(col + size, count) + (load(in + size, count) + load(rec + size, count)));
-  const Lanes fresh = psdrl::tanh_of(load(col + 2 * size, count) + load(in + 2 * size, count) +
-                                     reset * load(rec + 2 * size, count));
-  return fresh + update * (load(hid, count) - fresh);
+  const Floats<Set> reset = psdrl::sigmoid_of<Set>(at(col) + (at(in) + at(rec)));
+  const Floats<Set> update = psdrl::sigmoid_of<Set>(at(col + size) + (at(in + size) + at(rec + size)));
+  const Floats<Set> fresh = psdrl::tanh_of<Set>(at(col + 2 * size) + at(in + 2 * size) + reset * at(rec + 2 * size));
+  return fresh + update * (at(hid) - fresh);
 }
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(PSDRL_SANITIZE)
-__attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#endif
-void rows_of(const Gru& g, int64_t begin, int64_t end) {
-  for (int64_t row = begin; row < end; ++row) {
-    const int64_t state = row / g.actions;
-    const float* in = g.inputs + state * g.inputs_stride;
-    const float* rec = g.recurrent + state * g.recurrent_stride;
-    const float* col = g.columns + row % g.actions * g.columns_stride;
-    const float* hid = g.hidden + state * g.hidden_stride;
-    float* out = g.out + row * g.size;
-    int64_t i = 0;
-    for (; i + kLanes <= g.size; i += kLanes) psdrl::store(out + i, units(g, in + i, rec + i, col + i, hid + i, kLanes));
-    if (i < g.size) psdrl::store(out + i, units(g, in + i, rec + i, col + i, hid + i, g.size - i), g.size - i);
+// Rows `begin` to `end` of the result: state by state, action by action.
+struct Rows {
+  const Gru& g;
+  template <class Set>
+  PSDRL_INLINE void operator()(int64_t begin, int64_t end) const {
+    for (int64_t row = begin; row < end; ++row) {
+      const int64_t state = row / g.actions;
+      const float* in = g.inputs + state * g.inputs_stride;
+      const float* rec = g.recurrent + state * g.recurrent_stride;
+      const float* col = g.columns + row % g.actions * g.columns_stride;
+      const float* hid = g.hidden + state * g.hidden_stride;
+      float* out = g.out + row * g.size;
+      int64_t i = 0;
+      for (; i + Set::kLanes <= g.size; i += Set::kLanes)
+        psdrl::store<Set>(out + i, units<Set>(g, in + i, rec + i, col + i, hid + i, Set::kLanes));
+      if (i < g.size) {
+        const int64_t rest = g.size - i;
+        psdrl::store<Set>(out + i, units<Set>(g, in + i, rec + i, col + i, hid + i, rest), rest);
+      }
+    }
   }
-}
+};
 
 at::Tensor gru_actions_rows(const at::Tensor& inputs, const at::Tensor& recurrent, const at::Tensor& columns,
                             const at::Tensor& hidden) {
@@ -74,7 +78,7 @@ at::Tensor gru_actions_rows(const at::Tensor& inputs, const at::Tensor& recurren
                  columns.stride(0),              hidden.stride(0),                  actions,
                  size,                           out.mutable_data_ptr<float>()};
   const int64_t grain = std::max<int64_t>(1, (int64_t{1} << 13) / size);
-  at::parallel_for(0, n * actions, grain, [&](int64_t begin, int64_t end) { rows_of(g, begin, end); });
+  at::parallel_for(0, n * actions, grain, [&](int64_t begin, int64_t end) { psdrl::run(Rows{g}, begin, end); });
   return out;
 }
 

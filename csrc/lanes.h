@@ -1,56 +1,117 @@
-// Sixteen floats at once for the CPU kernels, and tanh of them.
+// Vectors of floats for the CPU kernels, as wide as the instruction set's registers, and tanh of them.
+//
+// Wider than the registers they would be slow: GCC takes sixteen floats apart one by one under AVX2 (tanh 1.8 instead
+// of 0.33 ns per number).
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
+#include "isa.h"
+
 namespace psdrl {
 
-// Bias and tanh of 768 x 256 on 2 threads: 72 us; 104 with 8 floats, which leave the pipeline waiting.
-constexpr int kLanes = 16;
-typedef float Lanes __attribute__((vector_size(kLanes * sizeof(float))));
-typedef int32_t Ints __attribute__((vector_size(kLanes * sizeof(int32_t))));
+template <int N>
+struct Vector;
+#define PSDRL_VECTOR(N)                                                 \
+  template <>                                                           \
+  struct Vector<N> {                                                    \
+    typedef float Floats __attribute__((vector_size(N * sizeof(float)))); \
+    typedef int32_t Ints __attribute__((vector_size(N * sizeof(int32_t)))); \
+  };
+PSDRL_VECTOR(4)
+PSDRL_VECTOR(8)
+PSDRL_VECTOR(16)
+#undef PSDRL_VECTOR
 
-inline __attribute__((always_inline)) Lanes load(const float* p) {
-  Lanes v;
+template <class Set>
+using Floats = typename Vector<Set::kLanes>::Floats;
+template <class Set>
+using Ints = typename Vector<Set::kLanes>::Ints;
+
+template <class Set>
+PSDRL_INLINE Floats<Set> load(const float* p) {
+  Floats<Set> v;
   std::memcpy(&v, p, sizeof v);  // unaligned
   return v;
 }
 
 // The first `count` of them, the others zero.
-inline __attribute__((always_inline)) Lanes load(const float* p, int64_t count) {
-  Lanes v = {};
+template <class Set>
+PSDRL_INLINE Floats<Set> load(const float* p, int64_t count) {
+  Floats<Set> v = {};
   std::memcpy(&v, p, count * sizeof(float));
   return v;
 }
 
-inline __attribute__((always_inline)) void store(float* p, Lanes v) { std::memcpy(p, &v, sizeof v); }
+template <class Set>
+PSDRL_INLINE void store(float* p, Floats<Set> v) {
+  std::memcpy(p, &v, sizeof v);
+}
 
-inline __attribute__((always_inline)) void store(float* p, Lanes v, int64_t count) {
+template <class Set>
+PSDRL_INLINE void store(float* p, Floats<Set> v, int64_t count) {
   std::memcpy(p, &v, count * sizeof(float));
+}
+
+template <class Set>
+PSDRL_INLINE Floats<Set> all(float x) {
+  return Floats<Set>{} + x;
+}
+
+// The smaller of each; where `x` is NaN, NaN.
+template <class Set>
+PSDRL_INLINE Floats<Set> at_most(float most, Floats<Set> x) {
+  const Floats<Set> bound = all<Set>(most);
+  return bound < x ? bound : x;
 }
 
 // tanh(x) = e / (e + 2) with e = expm1(2 |x|), the sign restored: no cancellation near 0, no overflow, NaN stays NaN.
 // 2 |x| = n ln 2 + t with |t| <= ln 2 / 2, and expm1(t) by its series: the first term left out is t^8 / 8! < 6e-9.
-inline __attribute__((always_inline)) Lanes tanh_of(Lanes x) {
-  const Ints sign = (Ints)x & INT32_MIN;
-  Lanes twice = (Lanes)((Ints)x & INT32_MAX);
-  twice = twice + twice;
-  twice = twice > 20.0f ? Lanes{} + 20.0f : twice;  // tanh(10) rounds to 1; a NaN compares false and stays
-  const Lanes shift = Lanes{} + 12582912.0f;        // 1.5 * 2^23: adding it rounds to an integer
-  const Lanes n = (twice * 1.44269504f + shift) - shift;
-  const Lanes t = (twice - n * 0.693145752f) - n * 1.42860677e-6f;  // ln 2 in two parts
-  Lanes p = t * (1.0f / 5040) + 1.0f / 720;
+// 0.33 ns per number with AVX2, 0.17 with AVX-512. A rational function of degree 11 over 8 takes 0.24 and 0.11, but
+// rounds to twice the error (2.5e-7 instead of 1.1e-7), more than a layer's other operations together.
+template <class Set>
+PSDRL_INLINE Floats<Set> tanh_of(Floats<Set> x) {
+  using F = Floats<Set>;
+  using I = Ints<Set>;
+  const I sign = (I)x & INT32_MIN;
+  const F magnitude = (F)((I)x & INT32_MAX);
+  const F twice = at_most<Set>(20.0f, magnitude + magnitude);  // tanh(10) rounds to 1
+  const F shift = all<Set>(12582912.0f);                       // 1.5 * 2^23: adding it rounds to an integer
+  const F n = (twice * 1.44269504f + shift) - shift;
+  const F t = (twice - n * 0.693145752f) - n * 1.42860677e-6f;  // ln 2 in two parts
+  F p = t * (1.0f / 5040) + 1.0f / 720;
   p = p * t + 1.0f / 120;
   p = p * t + 1.0f / 24;
   p = p * t + 1.0f / 6;
   p = p * t + 0.5f;
   p = p * t * t + t;
-  const Lanes power = (Lanes)((__builtin_convertvector(n, Ints) + 127) << 23);  // 2^n
-  const Lanes e = power * p + (power - 1.0f);
-  return (Lanes)((Ints)(e / (e + 2.0f)) | sign);
+  const F power = (F)((__builtin_convertvector(n, I) + 127) << 23);  // 2^n
+  const F e = power * p + (power - 1.0f);
+  return (F)((I)(e / (e + 2.0f)) | sign);
 }
 
-inline __attribute__((always_inline)) Lanes sigmoid_of(Lanes x) { return 0.5f + 0.5f * tanh_of(0.5f * x); }
+template <class Set>
+PSDRL_INLINE Floats<Set> sigmoid_of(Floats<Set> x) {
+  return 0.5f + 0.5f * tanh_of<Set>(0.5f * x);
+}
+
+// The sum of a vector's numbers: halves are added until four are left.
+template <int N>
+PSDRL_INLINE float sum_of(typename Vector<N>::Floats v) {
+  if constexpr (N == 4) {
+    return (v[0] + v[2]) + (v[1] + v[3]);
+  } else {
+    typename Vector<N / 2>::Floats low, high;
+    std::memcpy(&low, &v, sizeof low);
+    std::memcpy(&high, reinterpret_cast<const char*>(&v) + sizeof low, sizeof high);
+    return sum_of<N / 2>(low + high);
+  }
+}
+
+template <class Set>
+PSDRL_INLINE float sum(Floats<Set> v) {
+  return sum_of<Set::kLanes>(v);
+}
 
 }  // namespace psdrl

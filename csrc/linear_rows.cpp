@@ -1,8 +1,8 @@
 // Linear layers for a handful of rows: y (r, n) = x (r, k) W (n, k)^T + b (n), float32 on the CPU.
 //
 // Acting evaluates |A| rows per environment, so each weight is read once for 6 multiply-adds: the work is bound by
-// memory bandwidth, of which a general GEMM of 6 rows reaches about a third. Here four rows of W are streamed while a
-// block of the rows of x stays in the first-level cache, and each number loaded enters three or four products.
+// memory bandwidth, of which a general GEMM of 6 rows reaches about a third. Here a few rows of W are streamed while
+// the rows of x stay in the first-level cache, and all products of the two are summed up in registers.
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -13,96 +13,107 @@
 #include <cstdint>
 #include <cstring>
 #include <optional>
+#include <vector>
 
 #include "lanes.h"
 #include "rows.h"
 
 namespace {
 
-using psdrl::kLanes;
-using psdrl::Lanes;
+using psdrl::Floats;
 using psdrl::load;
 
-constexpr int64_t kRows = 6;     // rows of x per pass over four rows of W
-constexpr int64_t kInner = 512;  // inputs per block: 6 rows of x and 4 of W take 20 KB of the first-level cache
+constexpr int kMost = 6;  // rows of x per pass over some rows of W
 
-inline float sum(Lanes v) {
-  static_assert(kLanes == 16);
-  typedef float Half __attribute__((vector_size(8 * sizeof(float))));
-  Half low, high;
-  std::memcpy(&low, &v, sizeof low);
-  std::memcpy(&high, reinterpret_cast<const char*>(&v) + sizeof low, sizeof high);
-  const Half h = low + high;
-  return ((h[0] + h[4]) + (h[1] + h[5])) + ((h[2] + h[6]) + (h[3] + h[7]));
+// Rows of W that are streamed at once: their products with ROWS rows of x, the rows of W and one of x fill the
+// registers, and more than four streams are too many for the prefetcher.
+template <class Set, int ROWS>
+constexpr int columns_at_once() {
+  const int fit = (Set::kRegisters - 1) / (ROWS + 1);
+  return fit > 4 ? 4 : fit;
 }
 
-// Add to acc the products of ROWS rows of x with COLUMNS rows of W over `count` (a multiple of kLanes) inputs.
-// AHEAD: meanwhile fetch the next COLUMNS rows of W into the second-level cache.
-template <int ROWS, int COLUMNS, bool AHEAD>
-inline __attribute__((always_inline)) void products(const float* x, const float* w, int64_t k, int64_t count,
-                                                    Lanes (*total)[COLUMNS]) {
-  Lanes acc[ROWS][COLUMNS];
-  for (int r = 0; r < ROWS; ++r)
-    for (int c = 0; c < COLUMNS; ++c) acc[r][c] = total[r][c];
-  for (int64_t i = 0; i < count; i += kLanes) {
-    Lanes column[COLUMNS];
-    for (int c = 0; c < COLUMNS; ++c) column[c] = load(w + c * k + i);
-    if (AHEAD && i % 16 == 0) {  // once per cache line
-      for (int c = 0; c < COLUMNS; ++c) __builtin_prefetch(w + (c + COLUMNS) * k + i, 0, 2);
-    }
-    for (int r = 0; r < ROWS; ++r) {
-      const Lanes row = load(x + r * k + i);
-      for (int c = 0; c < COLUMNS; ++c) acc[r][c] += row * column[c];
-    }
-  }
-  for (int r = 0; r < ROWS; ++r)
-    for (int c = 0; c < COLUMNS; ++c) total[r][c] = acc[r][c];
-}
+struct Layer {
+  const float *x, *tails, *w, *b;  // tails (rows, lanes): the end of each row of x, zero where a whole vector has it
+  float* y;
+  int64_t rows, k, n;
+};
 
-// y (rows, COLUMNS of n) for at most kRows rows.
-template <int COLUMNS>
-inline __attribute__((always_inline)) void tile(const float* x, const float* w, const float* b, float* y, int64_t rows,
-                                                int64_t k, int64_t n) {
-  Lanes acc[kRows][COLUMNS] = {};
-  const int64_t whole = k / kLanes * kLanes;
-  for (int64_t i = 0; i < whole; i += kInner) {
-    const int64_t count = std::min(kInner, whole - i);
-    int64_t r = 0;
-    for (; r + 3 <= rows; r += 3) {
-      if (r == 0) products<3, COLUMNS, true>(x + i, w + i, k, count, acc);
-      else products<3, COLUMNS, false>(x + r * k + i, w + i, k, count, acc + r);
+// y (ROWS, COLUMNS) from row `r` of x and row `j` of W on.
+template <class Set, int ROWS, int COLUMNS>
+PSDRL_INLINE void tile(const Layer& g, int64_t r, int64_t j) {
+  const float *x = g.x + r * g.k, *w = g.w + j * g.k;
+  Floats<Set> acc[ROWS][COLUMNS] = {};
+  const int64_t whole = g.k / Set::kLanes * Set::kLanes;
+  for (int64_t i = 0; i < whole; i += Set::kLanes) {
+    Floats<Set> column[COLUMNS];
+    for (int c = 0; c < COLUMNS; ++c) column[c] = load<Set>(w + c * g.k + i);
+    for (int s = 0; s < ROWS; ++s) {
+      const Floats<Set> row = load<Set>(x + s * g.k + i);
+      for (int c = 0; c < COLUMNS; ++c) acc[s][c] += row * column[c];
     }
-    if (rows - r == 2) products<2, COLUMNS, true>(x + r * k + i, w + i, k, count, acc + r);
-    if (rows - r == 1) products<1, COLUMNS, true>(x + r * k + i, w + i, k, count, acc + r);
   }
-  for (int64_t r = 0; r < rows; ++r) {
+  if (whole < g.k && whole > 0) {  // the last vector of W overlaps the one before; there `tails` is zero
     for (int c = 0; c < COLUMNS; ++c) {
-      float total = sum(acc[r][c]);
-      for (int64_t j = whole; j < k; ++j) total += x[r * k + j] * w[c * k + j];
-      y[r * n + c] = total + (b ? b[c] : 0.0f);
+      const Floats<Set> column = load<Set>(w + (c + 1) * g.k - Set::kLanes);
+      for (int s = 0; s < ROWS; ++s) acc[s][c] += load<Set>(g.tails + (r + s) * Set::kLanes) * column;
+    }
+  }
+  for (int s = 0; s < ROWS; ++s) {
+    for (int c = 0; c < COLUMNS; ++c) {
+      float total = psdrl::sum<Set>(acc[s][c]);
+      if (whole == 0)
+        for (int64_t i = 0; i < g.k; ++i) total += x[s * g.k + i] * w[c * g.k + i];
+      g.y[(r + s) * g.n + j + c] = total + (g.b ? g.b[j + c] : 0.0f);
     }
   }
 }
 
-// Compiled for several instruction sets, chosen when the library is loaded: the build stays portable.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(PSDRL_SANITIZE)
-__attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#endif
-void outputs(const float* x, const float* w, const float* b, float* y, int64_t rows, int64_t k, int64_t n,
-             int64_t begin, int64_t end) {
-  int64_t j = begin;
-  for (; j < end; j += j + 4 <= end ? 4 : 1) {
-    const float* bias = b ? b + j : nullptr;
-    for (int64_t r = 0; r < rows; r += kRows) {
-      const int64_t count = std::min(kRows, rows - r);
-      if (j + 4 <= end) {
-        tile<4>(x + r * k, w + j * k, bias, y + r * n + j, count, k, n);
-      } else {
-        tile<1>(x + r * k, w + j * k, bias, y + r * n + j, count, k, n);
+template <class Set, int ROWS>
+PSDRL_INLINE void columns(const Layer& g, int64_t r, int64_t j, int64_t end) {
+  constexpr int kAtOnce = columns_at_once<Set, ROWS>();
+  for (; j + kAtOnce <= end; j += kAtOnce) tile<Set, ROWS, kAtOnce>(g, r, j);
+  for (; j < end; ++j) tile<Set, ROWS, 1>(g, r, j);
+}
+
+// All rows of y, columns `begin` to `end`. Blocks of W that several passes read stay in the second-level cache.
+struct Outputs {
+  const Layer& g;
+  template <class Set>
+  PSDRL_INLINE void operator()(int64_t begin, int64_t end) const {
+    const int64_t passes = (g.rows + kMost - 1) / kMost, block = passes == 1 ? end - begin : 24;
+    for (int64_t j = begin; j < end; j += block) {
+      const int64_t stop = std::min(end, j + block);
+      for (int64_t pass = 0, r = 0; pass < passes; ++pass) {
+        const int64_t count = (g.rows - r + passes - pass - 1) / (passes - pass);  // passes of about equal size
+        switch (count) {
+          case 1: columns<Set, 1>(g, r, j, stop); break;
+          case 2: columns<Set, 2>(g, r, j, stop); break;
+          case 3: columns<Set, 3>(g, r, j, stop); break;
+          case 4: columns<Set, 4>(g, r, j, stop); break;
+          case 5: columns<Set, 5>(g, r, j, stop); break;
+          default: columns<Set, 6>(g, r, j, stop);
+        }
+        r += count;
       }
     }
   }
-}
+};
+
+// The ends of the rows of x, as `tile` wants them.
+struct Tails {
+  const float* x;
+  int64_t rows, k;
+  std::vector<float>& out;
+  template <class Set>
+  PSDRL_INLINE void operator()() const {
+    const int64_t rest = k % Set::kLanes;
+    if (rest == 0 || k < Set::kLanes) return;
+    out.assign(rows * Set::kLanes, 0.0f);
+    for (int64_t r = 0; r < rows; ++r)
+      std::memcpy(out.data() + (r + 1) * Set::kLanes - rest, x + (r + 1) * k - rest, rest * sizeof(float));
+  }
+};
 
 at::Tensor linear_rows(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
   TORCH_CHECK(x.dim() == 2 && weight.dim() == 2 && x.size(1) == weight.size(1),
@@ -117,13 +128,14 @@ at::Tensor linear_rows(const at::Tensor& x, const at::Tensor& weight, const std:
   auto y = at::empty({r, n}, x.options());
   if (r == 0 || n == 0) return y;
   const float* px = rows.const_data_ptr<float>();
-  const float* pw = w.const_data_ptr<float>();
-  const float* pb = bias ? b.const_data_ptr<float>() : nullptr;
-  float* py = y.mutable_data_ptr<float>();
+  std::vector<float> tails;
+  psdrl::run(Tails{px, r, k, tails});
+  const Layer layer = {px, tails.data(), w.const_data_ptr<float>(), bias ? b.const_data_ptr<float>() : nullptr,
+                       y.mutable_data_ptr<float>(), r, k, n};
   // A second thread from 2^19 multiply-adds on: at the cpu preset, below that, a call fell from 31 to 18 us without it.
   const int64_t grain = ((int64_t{1} << 19) / std::max<int64_t>(1, r * k) / 4 + 1) * 4;
   at::parallel_for(0, n, grain,
-                   [&](int64_t begin, int64_t end) { outputs(px, pw, pb, py, r, k, n, begin, end); });
+                   [&](int64_t begin, int64_t end) { psdrl::run(Outputs{layer}, begin, end); });
   return y;
 }
 

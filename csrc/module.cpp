@@ -7,6 +7,8 @@
 
 #include <algorithm>
 
+#include "isa.h"
+
 namespace {
 
 // k features, o outputs, g groups of outputs with equal variances, S samples, n rows. Matrices of the posterior are
@@ -20,6 +22,11 @@ TORCH_LIBRARY(psdrl, m) {
   m.def("gru_actions_rows(Tensor inputs, Tensor recurrent, Tensor columns, Tensor hidden) -> Tensor");
   // y (r, U) <- tanh(y + bias + state[row / A] + columns[row % A]).
   m.def("bias_tanh_(Tensor(a!) y, Tensor? bias=None, Tensor? state=None, Tensor? columns=None) -> ()");
+  // Latent states (n, Z) of frames (n, 1, s, s) uint8: patches that tile a frame, less offset, times gain, through the
+  // first convolution, then through the others, ReLU after each; weights (o, c, k, k), biases (o,).
+  m.def(
+      "encode_tiles(Tensor frames, Tensor offset, float gain, Tensor[] weights, Tensor[] biases, int[] strides) -> "
+      "Tensor");
   // gram (k, k) += weight features^T features, lower triangle; cross (k, o) += weight features^T targets.
   m.def(
       "gram_accumulate_(Tensor(a!) gram, Tensor(b!) cross, Tensor features, Tensor targets, float weight=1.0) -> ()");
@@ -58,15 +65,21 @@ void refuse_gradients(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 }
 
 TORCH_LIBRARY_IMPL(psdrl, Autograd, m) {
-  for (const char* name : {"linear_rows", "tanh_net_rows", "gru_actions_rows", "bias_tanh_", "gram_accumulate_",
-                           "posterior_factor", "posterior_mean", "posterior_sample"}) {
+  for (const char* name : {"linear_rows", "tanh_net_rows", "gru_actions_rows", "bias_tanh_", "encode_tiles",
+                           "gram_accumulate_", "posterior_factor", "posterior_mean", "posterior_sample"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse_gradients>());
   }
 }
 
 }  // namespace
 
+static PyObject* instruction_set(PyObject*, PyObject*) { return PyUnicode_FromString(psdrl::isa_name()); }
+
 extern "C" PyMODINIT_FUNC PyInit__C(void) {
-  static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, nullptr};
+  static PyMethodDef methods[] = {
+      {"instruction_set", instruction_set, METH_NOARGS, "Of the CPU kernels: avx512, avx2 or portable."},
+      {nullptr, nullptr, 0, nullptr},
+  };
+  static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, methods};
   return PyModule_Create(&module);
 }

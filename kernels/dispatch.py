@@ -2,8 +2,8 @@
 
 Each operation has an oracle (`reference`), ATen's operations (`aten`) and Triton kernels (`triton`). It is registered
 as torch.ops.psdrl.<name> with a fake implementation, so torch.compile takes it as one node on a CUDA device. On the
-CPU the call goes straight to the ATen function, which torch.compile traces through: at acting sizes a detour through
-the dispatcher costs as much as the operation.
+CPU the call goes straight to the ATen function, which torch.compile traces through unless it is a product (there is a
+choice of libraries, `kernels.choice`): at acting sizes a detour through the dispatcher costs as much as the operation.
 """
 
 import functools
@@ -156,6 +156,8 @@ def operation(
             x, args = _cast(x, dtype), tuple(_cast(value, dtype) for value in args)
             kwargs = {name: _cast(value, dtype) for name, value in kwargs.items()}
         if entry.direct and kind == "cpu":
+            if product and torch.compiler.is_compiling():  # which library forms it is known when it runs
+                return getattr(torch.ops.psdrl, name)(x, *args, **kwargs)
             return entry.aten(x, *args, **kwargs)
         return entry.serve(x, *args, **kwargs)
 

@@ -20,6 +20,11 @@ def missing() -> str | None:
     return None
 
 
+def instruction_set() -> str:
+    """That of the CPU kernels: avx512, avx2 or portable; none without the extension. PSDRL_CPU asks for one."""
+    return importlib.import_module("psdrl._C").instruction_set() if missing() is None else "none"
+
+
 def operations() -> set[str]:
     """Names of what is defined in torch.ops.psdrl, by this extension and by `dispatch`."""
     names = (schema.name.split("::") for schema in torch._C._jit_get_all_schemas())

@@ -114,9 +114,12 @@ def same_dtype(first: Tensor, *others: Tensor | None) -> None:
 
 def enabled() -> bool:
     """Whether tiles may be measured."""
-    return not (
-        interpreted() or torch.are_deterministic_algorithms_enabled() or os.environ.get("PSDRL_AUTOTUNE", "1") == "0"
-    )
+    return not interpreted() and measures()
+
+
+def measures() -> bool:
+    """Whether anything may be chosen by measurement."""
+    return not (torch.are_deterministic_algorithms_enabled() or os.environ.get("PSDRL_AUTOTUNE", "1") == "0")
 
 
 @cache

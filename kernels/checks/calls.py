@@ -16,7 +16,7 @@ from psdrl.kernels import dispatch
 
 LEAST_NUMBERS = 24  # distinct rows: the error of a few numbers is chance
 LEAST_STATES = 5
-MOST_WORK = 8_000_000  # multiply-adds of one call: from 4 million on oneDNN serves on a CPU (`linear_tanh.aten.LEAST`)
+MOST_WORK = 8_000_000  # multiply-adds of one call
 LEAST_ROWS = 200  # but no fewer rows, where training has more: a tile of 128 rows and a part of one
 
 

@@ -10,7 +10,7 @@ from psdrl.kernels import dispatch, tune
 from psdrl.kernels.checks.calls import Argument, Call, random_inputs
 from psdrl.kernels.checks.rounding import ROUNDINGS, Emulated, Precision, casting, rms, to_bf16
 from psdrl.kernels.greedy.reference import one_step_returns
-from psdrl.kernels.linear_tanh.aten import few_rows
+from psdrl.kernels.tanh_dot.aten import in_one_call
 
 FACTOR = 2.0  # a kernel adds in another order than the emulation, and rounds as often or less
 CEILING = 0.05  # of the error of a kernel that does nothing
@@ -106,7 +106,7 @@ def _errors(call: Call, rows: set[int], truth: Truth, device: torch.device, prec
     ways: list[tuple[Callable[..., Tensor], int | None]] = [(served, None)]
     if device.type == "cuda" and tune.enabled():
         ways += [(served, n) for n in sorted(rows)]  # the tile that an earlier run found to be the fastest
-    if call.operation == "tanh_dot" and precision != "bf16" and few_rows(torch.empty(call.rows, 1, device=device)):
+    if call.operation == "tanh_dot" and precision != "bf16" and in_one_call(call.rows, device):
         ways.append((_as_network, None))
     for turn, (function, known) in enumerate(ways):
         differences = []

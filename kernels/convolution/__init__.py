@@ -1,13 +1,22 @@
-"""Convolutions as matrix products, for the shapes at which oneDNN is slow on a CPU (see `gemm.py`)."""
+"""Convolutions as matrix products, for the shapes at which oneDNN is slow on a CPU (see `gemm.py`); whole encoders."""
 
 from psdrl.kernels.convolution.gemm import (
     FEW_PIXELS,
     GemmConv2d,
     GemmConvTranspose2d,
-    convolved,
     from_tiles,
     tiles,
     to_tiles,
 )
+from psdrl.kernels.convolution.native import encode_tiles, encodes
 
-__all__ = ["FEW_PIXELS", "GemmConv2d", "GemmConvTranspose2d", "convolved", "from_tiles", "tiles", "to_tiles"]
+__all__ = [
+    "FEW_PIXELS",
+    "GemmConv2d",
+    "GemmConvTranspose2d",
+    "encode_tiles",
+    "encodes",
+    "from_tiles",
+    "tiles",
+    "to_tiles",
+]

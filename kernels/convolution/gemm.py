@@ -51,11 +51,6 @@ def from_tiles(patches: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.linear(patches, _matrix(weight), bias).permute(0, 3, 1, 2)
 
 
-def convolved(x: Tensor, weight: Tensor, bias: Tensor, stride: int) -> Tensor:
-    """A convolution without gradient, for a few frames: x (n, H, W, c), weight (o, c, k, k) -> (n, h, w, o)."""
-    return F.linear(patches_of(x, weight.shape[2], stride), _matrix(weight), bias)
-
-
 def to_tiles(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """A transposed one: x (n, c, h, w), weight (c, o, k, k), bias (o,) -> patches (n, h, w, k * k * o)."""
     return F.linear(x.permute(0, 2, 3, 1), _matrix(weight).T, bias.repeat(weight.shape[2] ** 2))

@@ -1,20 +1,19 @@
-"""ATen's GEMM with in-place epilogues. On the CPU oneDNN's GEMM, with bias and tanh in its last pass, and csrc/ with a
-kernel for a handful of rows and an epilogue with more terms. No gradients."""
+"""Linear and tanh layers by ATen; on a CPU by whichever of MKL, oneDNN and csrc/ is fastest there (`kernels.choice`).
+No gradients."""
+
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from psdrl.kernels import choice, dispatch
 from psdrl.kernels.extension import missing
 
 NATIVE = missing() is None  # asked once: acting calls `linear` 20 times per step
-MOST_ROWS = 10  # 6 rows: about twice as fast as ATen's GEMM; from 12 on ATen wins (bench/RESULTS.md)
-# What torch.compile's CPU code calls, too. Where measured (an AMD EPYC, 2 threads, float32) it beats F.linear, which is
-# MKL: with bias and tanh 5.6 to 7.0 ms for 7680 rows of 256 x 256, 77 to 113 ms for 1500 rows of 2292 x 2292; 64 rows
-# of 256 x 256 are even, 32 rows slower. In gradients, where an operand is transposed: 8.0 to 10.8 ms for 125 rows of
-# 2292 x 2292, but 211 to 176 us for 256 rows of 256 x 256.
 ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-LEAST, LEAST_TRANSPOSED = 4_000_000, 100_000_000  # multiply-adds from which it serves
+MOST_ROWS = 16  # above this the kernel of csrc, which is made for streaming weights, is not asked
 
 if NATIVE:
 
@@ -31,39 +30,79 @@ if NATIVE:
         return None
 
 
-def few_rows(x: Tensor) -> bool:
-    """Whether csrc's kernels for a handful of rows serve."""
-    return NATIVE and len(x) <= MOST_ROWS and x.is_cpu and x.dtype == torch.float32
+def chosen_here(x: Tensor) -> bool:
+    """Whether there is something to choose: float32 on a CPU, and numbers that can be timed."""
+    return x.is_cpu and x.dtype == torch.float32 and x.numel() > 0 and not torch.is_autocast_enabled("cpu")
 
 
-def onednn(x: Tensor, weight: Tensor, least: int = LEAST) -> bool:
-    """Whether oneDNN serves for x (r, k) and weight (n, k)."""
-    large = x.shape[0] * weight.numel() >= least
-    return large and ONEDNN and x.is_cpu and x.dtype == weight.dtype == torch.float32
+def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], "")
+
+
+LINEAR = {
+    "csrc": lambda x, weight, bias: torch.ops.psdrl.linear_rows(x, weight, bias),
+    "aten": F.linear,
+    "onednn": lambda x, weight, bias: _onednn(x, weight, bias, "none"),
+}
+
+
+def _tanh_after(name: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The product by one library, bias and tanh by csrc in one more pass."""
+    y = LINEAR[name](x, weight, None)
+    torch.ops.psdrl.bias_tanh_(y, bias)
+    return y
+
+
+TANH = {
+    "csrc": lambda *args: _tanh_after("csrc", *args),
+    "aten and csrc": lambda *args: _tanh_after("aten", *args),
+    "aten": lambda x, weight, bias: F.linear(x, weight, bias).tanh_(),
+    "onednn": lambda x, weight, bias: _onednn(x, weight, bias, "tanh"),
+    "onednn and csrc": lambda *args: _tanh_after("onednn", *args),
+}
+PRODUCT = {"aten": torch.mm, "onednn": lambda a, b: _onednn(a, b.T, None, "none")}
+
+
+def _possible(name: str, rows: int) -> bool:
+    return (NATIVE or "csrc" not in name) and (ONEDNN or "onednn" not in name) and (name != "csrc" or rows <= MOST_ROWS)
+
+
+def _fastest(operation: str, table: dict[str, Any], x: Tensor, y: Tensor, *rest: Tensor | None) -> Tensor:
+    def candidates() -> choice.Candidates:
+        return {name: partial(table[name], x, y, *rest) for name in table if _possible(name, x.shape[0])}
+
+    return table[choice.choose(operation, x, y, candidates)](x, y, *rest)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """y (r, n) = x (r, k) W^T + b for weight (n, k) and bias (n,)."""
-    if few_rows(x):
-        return torch.ops.psdrl.linear_rows(x, weight, bias)
-    if onednn(x, weight):
-        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return F.linear(x, weight, bias)
+    if not chosen_here(x):
+        return F.linear(x, weight, bias)
+    return _fastest("linear", LINEAR, x, weight, bias)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    return _fastest("product", PRODUCT, a, b) if chosen_here(a) else a @ b
+
+
+dispatch.library.define("product(Tensor a, Tensor b) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
+dispatch.library.impl("product", _product, "CompositeExplicitAutograd")
+torch.library.register_fake("psdrl::product", lambda a, b: a.new_empty(a.shape[0], b.shape[1]), lib=dispatch.library)
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """a (m, k) b (k, n), for gradients."""
-    if onednn(a, b.T, LEAST_TRANSPOSED) and not torch.is_autocast_enabled("cpu"):
-        return torch.ops.mkldnn._linear_pointwise(a, b.T, None, "none", [], "")
-    return a @ b
+    """a (m, k) b (k, n), for gradients. torch.compile takes it as one node: what is chosen is known when it runs."""
+    if torch.compiler.is_compiling() and a.is_cpu:
+        return torch.ops.psdrl.product(a, b)
+    return _product(a, b)
 
 
 def linear_tanh(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, state: Tensor | None = None, columns: Tensor | None = None
 ) -> Tensor:
     """y (r, U); see `reference`."""
-    if state is None and columns is None and not few_rows(x) and onednn(x, weight):
-        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "tanh", [], "")
+    if state is None and columns is None and chosen_here(x):
+        return _fastest("linear_tanh", TANH, x, weight, bias)
     if NATIVE and x.is_cpu and x.dtype == torch.float32:
         y = linear(x, weight)
         torch.ops.psdrl.bias_tanh_(y, bias, state, columns)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from bench import published
 from bench.parity import distance, parameters, run_phase
 from psdrl.agents.psdrl import learning, oracle, planning, rollout
 from psdrl.agents.psdrl.synthetic import debug_agent
@@ -149,6 +150,7 @@ def test_lookahead_agrees(actions, dtype):
     with torch.no_grad():
         exact = oracle.lookahead(other.models, other.model, other.models.value, z.double(), h.double())
         plain, fast = oracle.lookahead(*arguments), fast_lookahead(*arguments)
+        torch.testing.assert_close(published.lookahead(*arguments), plain)  # what bench/ compares with
     assert fast.hidden.shape == (13, actions, 23)
     for name in ("returns", "hidden"):
         error = distance(getattr(fast, name), getattr(exact, name))

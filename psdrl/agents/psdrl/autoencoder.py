@@ -1,7 +1,7 @@
 """The convolutional autoencoder (Eq. 1, Fig. 1a): images to latent states."""
 
 from collections.abc import Iterable
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +14,13 @@ from psdrl.kernels.convolution import (
     FEW_PIXELS,
     GemmConv2d,
     GemmConvTranspose2d,
-    convolved,
+    encode_tiles,
+    encodes,
     from_tiles,
     tiles,
     to_tiles,
 )
 
-FEW_FRAMES = 8  # 1 frame: 167 us by oneDNN, 110 by products; 8: 323 and 266; 16: 387 and 503 (cpu preset)
 KERNEL = 4  # of every convolution but the decoder's last [released]
 SMALL = 8  # the encoder's result is at most this high and wide
 
@@ -109,8 +109,10 @@ class Autoencoder(Encoder):
         self.register_buffer("contrast", torch.ones(()))
         if self.patch:
             # Patches are normalised in two operations, with numbers made once per update: in acting each costs 5 us.
+            self.offset: Tensor
             self.patch_offset: Tensor
             self.patch_gain: Tensor
+            self.register_buffer("offset", torch.zeros(shape), persistent=False)
             self.register_buffer("patch_offset", tiles(torch.zeros(1, *shape), self.patch), persistent=False)
             self.register_buffer("patch_gain", torch.tensor(1 / 255), persistent=False)
             self.register_load_state_dict_post_hook(lambda module, _: module._derive())
@@ -151,14 +153,19 @@ class Autoencoder(Encoder):
     def _derive(self) -> None:
         """What `_patches` needs of mean frame and contrast: (x / 255 - mean) contrast = (x - offset) gain."""
         if self.patch:
-            self.patch_offset.copy_(255 * tiles(self.mean_frame[None], self.patch))
+            self.offset.copy_(255 * self.mean_frame)
+            self.patch_offset.copy_(tiles(self.offset[None], self.patch))
             self.patch_gain.copy_(self.contrast / 255)
 
     def latents(self, observations: Tensor) -> Tensor:
         """Latent states z (n, Z) of observations (n, c, 64, 64), not yet scaled."""
-        if self.patch:
+        if not self.patch:
+            return self.encoder(self.images(observations))
+        convolutions = [layer for layer in self.encoder if isinstance(layer, nn.Conv2d)]
+        if not encodes(observations, convolutions[0].weight):
             return self._encode_patches(self._patches(observations))
-        return self.encoder(self.images(observations))
+        flat, last = encode_tiles(observations, self.offset, self.patch_gain, convolutions), self.encoder[-1]
+        return last(flat) if isinstance(last, nn.Linear) else flat
 
     def reconstruct(self, observations: Tensor) -> tuple[Tensor, Tensor]:
         """Observations (n, c, 64, 64) as `images` and D(E(.)) of them, the pixels of both in the same order.
@@ -191,21 +198,9 @@ class Autoencoder(Encoder):
 
     def _encode_patches(self, patches: Tensor) -> Tensor:
         first, *rest = self.encoder
-        if len(patches) <= FEW_FRAMES and patches.is_cpu and not torch.is_grad_enabled():
-            return self._encode_few(patches)
         assert isinstance(first, nn.Conv2d)
         assert first.bias is not None
         x = from_tiles(patches, first.weight, first.bias)
         for layer in rest:
             x = layer(x)
         return x
-
-    def _encode_few(self, patches: Tensor) -> Tensor:
-        """The same for acting: channels last from end to end, every convolution a product."""
-        first, *convolutions = (layer for layer in self.encoder if isinstance(layer, nn.Conv2d))
-        x = from_tiles(patches, first.weight, cast(Tensor, first.bias)).permute(0, 2, 3, 1).relu_()
-        for layer in convolutions:
-            x = convolved(x, layer.weight, cast(Tensor, layer.bias), layer.stride[0]).relu_()
-        x = x.permute(0, 3, 1, 2).flatten(1)
-        last = self.encoder[-1]
-        return last(x) if isinstance(last, nn.Linear) else x

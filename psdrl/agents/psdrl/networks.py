@@ -7,10 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from psdrl.kernels import dispatch
-from psdrl.kernels.linear_tanh import linear_tanh
-from psdrl.kernels.linear_tanh.aten import few_rows
-from psdrl.kernels.tanh_dot import tanh_dot
+from psdrl.kernels.tanh_dot import tanh_net
 
 
 def one_hot(actions: Tensor, num_actions: int, like: Tensor) -> Tensor:
@@ -51,10 +48,4 @@ class TanhNet(nn.Module):
     def fast(self, x: Tensor) -> Tensor:
         """The same by the kernels, without autograd."""
         layers = self.linear_layers()
-        if few_rows(x) and dispatch.unconstrained("tanh_dot") and not torch.is_autocast_enabled("cpu"):  # acting
-            weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
-            return torch.ops.psdrl.tanh_net_rows(x, weights, biases).squeeze(1)
-        *hidden, before, last = layers
-        for layer in hidden:
-            x = linear_tanh(x, layer.weight, layer.bias)
-        return tanh_dot(x, before.weight, before.bias, last.weight, last.bias)
+        return tanh_net(x, [layer.weight for layer in layers], [layer.bias for layer in layers])
