@@ -39,7 +39,7 @@ def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> 
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], "")
 
 
-LINEAR = {
+LINEAR: dict[str, Any] = {
     "csrc": lambda x, weight, bias: torch.ops.psdrl.linear_rows(x, weight, bias),
     "aten": F.linear,
     "onednn": lambda x, weight, bias: _onednn(x, weight, bias, "none"),
@@ -53,14 +53,14 @@ def _tanh_after(name: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Te
     return y
 
 
-TANH = {
+TANH: dict[str, Any] = {
     "csrc": lambda *args: _tanh_after("csrc", *args),
     "aten and csrc": lambda *args: _tanh_after("aten", *args),
     "aten": lambda x, weight, bias: F.linear(x, weight, bias).tanh_(),
     "onednn": lambda x, weight, bias: _onednn(x, weight, bias, "tanh"),
     "onednn and csrc": lambda *args: _tanh_after("onednn", *args),
 }
-PRODUCT = {"aten": torch.mm, "onednn": lambda a, b: _onednn(a, b.T, None, "none")}
+PRODUCT: dict[str, Any] = {"aten": torch.mm, "onednn": lambda a, b: _onednn(a, b.T, None, "none")}
 
 
 def _possible(name: str, rows: int) -> bool:
