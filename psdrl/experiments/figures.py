@@ -45,7 +45,7 @@ OPTIONS = (
     ("#56B4E9", "-"),
     ("#000000", ":"),
 )
-FAR = 3  # lines beside each other end at the same step; runs more than so many times as long have a panel of their own
+FAR = 1.5  # lines of a panel end at the same step; runs more than so many times as long have a panel of their own
 plt.rcParams |= {"font.size": 8, "axes.titlesize": 9, "legend.fontsize": 7.5, "axes.grid": True, "grid.alpha": 0.25}
 plt.rcParams |= {"axes.spines.top": False, "axes.spines.right": False}
 Methods = dict[str, list[Run]]  # the runs of one environment by method, in order of seeds
