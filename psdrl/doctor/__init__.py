@@ -11,6 +11,7 @@ import json
 import pkgutil
 import platform
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -22,7 +23,7 @@ from rich.table import Table
 from psdrl import agents
 from psdrl.agents.interface import Result
 from psdrl.errors import UserError
-from psdrl.kernels import dispatch, posterior
+from psdrl.kernels import choice, dispatch, posterior
 from psdrl.runtime.device import resolve_device
 
 PACKAGES = ("torch", "triton", "numpy", "gymnasium", "envpool", "ale-py")
@@ -66,9 +67,9 @@ def devices() -> dict[str, str]:
 def backends(device: torch.device) -> Iterator[Result]:
     """Who serves each operation, and why not the one before."""
     served: dict[str, list[str]] = {}
-    for name, choice in dispatch.explain(device).items():
-        refused = "; ".join(f"{other} refused: {why}" for other, why in choice.refused.items())
-        served.setdefault(choice.backend + (f" ({refused})" if refused else ""), []).append(name)
+    for name, serving in dispatch.explain(device).items():
+        refused = "; ".join(f"{other} refused: {why}" for other, why in serving.refused.items())
+        served.setdefault(serving.backend + (f" ({refused})" if refused else ""), []).append(name)
     for detail, names in served.items():
         yield Result("backend", ", ".join(names), "ok", detail)
     reason = posterior.unavailable(device)
@@ -83,11 +84,21 @@ def examinations() -> Iterator[Any]:
             yield importlib.import_module(name)
 
 
+def products() -> Result:
+    """Which libraries form the products that the checks have asked for on this CPU, and what that holds for."""
+    found = Counter((key.split(" ")[0], library) for key, library in choice.state().items())
+    served = ", ".join(f"{operation} by {library} ({n})" for (operation, library), n in sorted(found.items()))
+    detail = f"{choice.machine()}: {served or 'nothing was chosen'}; kept in {choice.choices().path}"
+    return Result("backend", "products", "ok", detail, {"choices": choice.state()})
+
+
 def examine(options: Doctor, device: torch.device) -> Iterator[Result]:
     """All checks in turn."""
     yield from backends(device)
     for agent in examinations():
         yield from agent.examine(device, options.quick, options.seconds)
+    if device.type == "cpu":
+        yield products()
 
 
 def run(options: Doctor) -> int:

@@ -15,6 +15,7 @@ from psdrl.envs.vector import EnvSpec
 from psdrl.kernels import dispatch
 from psdrl.kernels.checks import posterior as posterior_checks
 from psdrl.kernels.gru_actions import gru_actions
+from psdrl.kernels.linear_tanh import aten
 from psdrl.kernels.posterior import native
 from psdrl.runtime.execution import Execution
 from psdrl.runtime.graphs import Cuda
@@ -46,6 +47,9 @@ def test_a_sound_installation(capsys):
     assert report["sound"]
     assert report["versions"]["torch"] == importlib.metadata.version("torch")
     results = report["results"]
+    (products,) = [result for result in results if result["name"] == "products"]
+    assert products["data"]["choices"], "which library forms a product on this CPU"
+    assert set(products["data"]["choices"].values()) <= {*aten.LINEAR, *aten.TANH}
     assert {result["kind"] for result in results} == {"backend", "kernel", "update", "throughput"}
     for precision in POSSIBLE:
         checked = {r["name"] for r in results if r["kind"] == "kernel" and r["data"].get("precision") == precision}
