@@ -22,10 +22,10 @@ TORCH_LIBRARY(psdrl, m) {
   m.def("gru_actions_rows(Tensor inputs, Tensor recurrent, Tensor columns, Tensor hidden) -> Tensor");
   // y (r, U) <- tanh(y + bias + state[row / A] + columns[row % A]).
   m.def("bias_tanh_(Tensor(a!) y, Tensor? bias=None, Tensor? state=None, Tensor? columns=None) -> ()");
-  // Latent states (n, Z) of frames (n, 1, s, s) uint8: patches that tile a frame, less offset, times gain, through the
-  // first convolution, then through the others, ReLU after each; weights (o, c, k, k), biases (o,).
+  // Latent states (n, Z) of frames (n, 1, s, s) uint8: (x / 255 - mean) contrast through the first convolution, whose
+  // kernel tiles a frame, then through the others, ReLU after each; mean (s, s), weights (o, c, k, k), biases (o,).
   m.def(
-      "encode_tiles(Tensor frames, Tensor offset, float gain, Tensor[] weights, Tensor[] biases, int[] strides) -> "
+      "encode_tiles(Tensor frames, Tensor mean, Tensor contrast, Tensor[] weights, Tensor[] biases, int[] strides) -> "
       "Tensor");
   // gram (k, k) += weight features^T features, lower triangle; cross (k, o) += weight features^T targets.
   m.def(

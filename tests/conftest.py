@@ -14,6 +14,8 @@ from psdrl.runtime.device import WITHOUT_AMX, bf16_on_cpu
 
 if bf16_on_cpu():  # before the first product; processes that pytest starts inherit it
     os.environ["ONEDNN_MAX_CPU_ISA"] = WITHOUT_AMX
+# Nothing is chosen by measurement but where a test asks for it: the same libraries serve in every run.
+os.environ.setdefault("PSDRL_AUTOTUNE", "0")
 # The networks here are tiny: a second thread only waits, and waits long where other processes share the cores.
 torch.set_num_threads(1)
 

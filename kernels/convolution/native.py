@@ -11,7 +11,7 @@ if NATIVE:
 
     @torch.library.register_fake("psdrl::encode_tiles")
     def _encode_tiles(
-        frames: Tensor, offset: Tensor, gain: float, weights: list[Tensor], biases: list[Tensor], strides: list[int]
+        frames: Tensor, mean: Tensor, contrast: Tensor, weights: list[Tensor], biases: list[Tensor], strides: list[int]
     ) -> Tensor:
         side = frames.shape[2]
         for weight, stride in zip(weights, strides, strict=True):
@@ -32,11 +32,12 @@ def encodes(frames: Tensor, weight: Tensor) -> bool:
     )
 
 
-def encode_tiles(frames: Tensor, offset: Tensor, gain: Tensor, convolutions: list[nn.Conv2d]) -> Tensor:
-    """(n, c * h * w) of frames (n, 1, s, s) of uint8: (x - offset) gain, then the convolutions, with ReLU after each.
+def encode_tiles(frames: Tensor, mean: Tensor, contrast: Tensor, convolutions: list[nn.Conv2d]) -> Tensor:
+    """(n, c * h * w) of frames (n, 1, s, s) of uint8: (x / 255 - mean) contrast, then the convolutions, with ReLU after
+    each.
 
-    offset (1, s, s), gain (); the first convolution's stride is its kernel p."""
+    mean (1, s, s), contrast (); the first convolution's stride is its kernel p."""
     weights = [layer.weight for layer in convolutions]
     biases = [layer.bias for layer in convolutions]
     strides = [layer.stride[0] for layer in convolutions]
-    return torch.ops.psdrl.encode_tiles(frames, offset, float(gain), weights, biases, strides)
+    return torch.ops.psdrl.encode_tiles(frames, mean, contrast, weights, biases, strides)

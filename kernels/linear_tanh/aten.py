@@ -92,7 +92,7 @@ torch.library.register_fake("psdrl::product", lambda a, b: a.new_empty(a.shape[0
 
 def product(a: Tensor, b: Tensor) -> Tensor:
     """a (m, k) b (k, n), for gradients. torch.compile takes it as one node: what is chosen is known when it runs."""
-    if torch.compiler.is_compiling() and a.is_cpu:
+    if torch.compiler.is_compiling() and chosen_here(a):
         return torch.ops.psdrl.product(a, b)
     return _product(a, b)
 

@@ -17,6 +17,7 @@ from tests.kernels.inputs import randn
 def choices(tmp_path, monkeypatch):
     fresh = choice.Choices(tmp_path / "cpu.json")
     monkeypatch.setattr(choice, "choices", lambda: fresh)
+    monkeypatch.setenv("PSDRL_AUTOTUNE", "1")
     return fresh
 
 
@@ -94,6 +95,7 @@ def test_nothing_is_measured_in_deterministic_mode(choices, monkeypatch):
 
 def test_an_unwritable_cache_costs_a_measurement_no_more(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
+    monkeypatch.setenv("PSDRL_AUTOTUNE", "1")
     fresh = choice.Choices(tmp_path / "file" / "cpu.json")
     assert fresh.choose("k", {"csrc": slow(1e-5), "aten": slow(1e-3)}) == "csrc"
 

@@ -109,10 +109,8 @@ class Autoencoder(Encoder):
         self.register_buffer("contrast", torch.ones(()))
         if self.patch:
             # Patches are normalised in two operations, with numbers made once per update: in acting each costs 5 us.
-            self.offset: Tensor
             self.patch_offset: Tensor
             self.patch_gain: Tensor
-            self.register_buffer("offset", torch.zeros(shape), persistent=False)
             self.register_buffer("patch_offset", tiles(torch.zeros(1, *shape), self.patch), persistent=False)
             self.register_buffer("patch_gain", torch.tensor(1 / 255), persistent=False)
             self.register_load_state_dict_post_hook(lambda module, _: module._derive())
@@ -153,8 +151,7 @@ class Autoencoder(Encoder):
     def _derive(self) -> None:
         """What `_patches` needs of mean frame and contrast: (x / 255 - mean) contrast = (x - offset) gain."""
         if self.patch:
-            self.offset.copy_(255 * self.mean_frame)
-            self.patch_offset.copy_(tiles(self.offset[None], self.patch))
+            self.patch_offset.copy_(255 * tiles(self.mean_frame[None], self.patch))
             self.patch_gain.copy_(self.contrast / 255)
 
     def latents(self, observations: Tensor) -> Tensor:
@@ -164,7 +161,7 @@ class Autoencoder(Encoder):
         convolutions = [layer for layer in self.encoder if isinstance(layer, nn.Conv2d)]
         if not encodes(observations, convolutions[0].weight):
             return self._encode_patches(self._patches(observations))
-        flat, last = encode_tiles(observations, self.offset, self.patch_gain, convolutions), self.encoder[-1]
+        flat, last = encode_tiles(observations, self.mean_frame, self.contrast, convolutions), self.encoder[-1]
         return last(flat) if isinstance(last, nn.Linear) else flat
 
     def reconstruct(self, observations: Tensor) -> tuple[Tensor, Tensor]:
