@@ -39,6 +39,12 @@ class Actor(Protocol):
     def act(self, observations: NDArray) -> NDArray[np.int64]:
         """Actions (N,) for observations (N, ...)."""
 
+    def state_dict(self) -> dict[str, Any]:
+        """What it knows of the running episodes; its random stream is the agent's to keep."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+
 
 class Agent(ABC):
     """What learns in a run. Its class is made by name (`psdrl.agents.registry`), from settings and an environment."""

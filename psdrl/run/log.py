@@ -16,10 +16,6 @@ def run_callbacks(config: Config, console: Console | None = None) -> list[Callba
     bar = [Progress(console)] if console else []
     return [Metrics(), TensorBoard(), *(SERVICES[name]() for name in services(config)), *bar]
 
-    def position(self) -> int:
-        """Bytes of metrics.jsonl so far."""
-        return 0
-
 
 def services(config: Config) -> list[str]:
     """The names of --log, given one by one or with commas."""

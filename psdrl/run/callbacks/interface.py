@@ -63,7 +63,8 @@ class Callback:
         """An episode has ended."""
 
     def on_fault(self, run: Run, faults: int) -> None:
-        """An environment has failed and was made anew; `faults` of them so far."""
+        """An environment has failed and was made anew, or could not be restored in a resumed run: its episode is
+        discarded; `faults` of them so far."""
 
     def on_phase(self, run: Run, name: str) -> None:
         """The run now does this: acting, evaluating, saving, or a phase of an update."""
