@@ -227,7 +227,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _of_type(value: Any, kind: Any, name: str) -> Any:
-    """The value as this type, 1e6 as a whole number and a list as a tuple; refuses anything else."""
+    """The value as this type, 1e6 as a whole number, a list or a single value as a tuple; refuses anything else."""
     origin, parts = get_origin(kind), get_args(kind)
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if origin in (Union, types.UnionType):
@@ -236,8 +236,9 @@ def _of_type(value: Any, kind: Any, name: str) -> Any:
         return _of_type(value, next(part for part in parts if part is not type(None)), name)
     if origin is Literal and isinstance(value, str) and value in parts:
         return value
-    if origin is tuple and isinstance(value, tuple | list):
-        return tuple(_of_type(part, parts[0], name) for part in value)
+    if origin is tuple:
+        several = value if isinstance(value, tuple | list) else (value,)
+        return tuple(_of_type(part, parts[0], name) for part in several)
     if kind is int and number and value == value // 1:
         return int(value)
     if kind is float and number:
@@ -252,8 +253,6 @@ def _of_type(value: Any, kind: Any, name: str) -> Any:
 def _in_words(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return _listed([repr(choice) for choice in get_args(kind)])
-    if get_origin(kind) is tuple:
-        return "whole numbers such as (4, 8)" if get_args(kind)[0] is int else "a tuple of strings"
     if dataclasses.is_dataclass(kind):
         return f"a dict of its settings: {_listed([f.name for f in dataclasses.fields(kind)])}"
     return {int: "a whole number", float: "a number", bool: "True or False", Path: "a path"}.get(kind, "a string")

@@ -84,7 +84,7 @@ class SmallAgent(Agent):
     def update(self, on_phase: Callable[[str], None] = lambda name: None) -> Metrics:
         raise NotImplementedError
 
-    def player(self, stream: int, policy: str | None = None) -> Actor:
+    def player(self, stream: int, policy: str | None = None, num_envs: int = 1, epsilon: float | None = None) -> Actor:
         raise NotImplementedError
 
     def description(self) -> dict[str, str]:

@@ -23,7 +23,7 @@ import torch
 from psdrl.agents.bootstrap.acting import HeadActor
 from psdrl.agents.psdrl import examination, posterior
 from psdrl.agents.psdrl.acting import Actor
-from psdrl.envs.vector import GymVector
+from psdrl.envs.gym import GymVector
 from psdrl.kernels import checks
 from psdrl.replay.episodes import Replay
 

@@ -14,7 +14,7 @@ from psdrl.envs import make_env
 from psdrl.envs.atari import AleVector, make_atari
 from psdrl.envs.vector import Step, VectorEnv
 from psdrl.errors import UserError
-from psdrl.run.log import NoLog
+from psdrl.run.callbacks import Callback, Episode, Run
 from psdrl.run.loop import train
 
 needs_envpool = pytest.mark.skipif(importlib.util.find_spec("envpool") is None, reason="envpool is not installed")
@@ -143,23 +143,21 @@ def test_evaluation_knows_no_lost_lives() -> None:
     env.close()
 
 
-class Returns(NoLog):
-    """Keeps what the loop logs of episodes."""
+class Returns(Callback):
+    """Keeps what the loop tells of episodes."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.found: list[tuple[float, float]] = []
 
-    def scalars(self, step: int, values: dict[str, float]) -> None:
-        if "train/return" in values:
-            self.found.append((values["train/return"], values["train/length"]))
+    def on_episode(self, run: Run, episode: Episode) -> None:
+        self.found.append((episode.score, episode.length))
 
 
 def test_training_scores_whole_games(monkeypatch: pytest.MonkeyPatch) -> None:
     """With lost lives as ends of episodes, the returns logged are those of games, and more episodes are stored."""
     config = psdrl.configure(
         game="Breakout", preset="debug", device="cpu", env_backend="gymnasium", num_envs=2, steps=700,
-        eval_every=0, policy={"update_every": 10_000, "update_every_early": 10_000, "epsilon": 1.0},
+        eval_every=0, policy={"update_every": 10_000, "epsilon": 1.0},
         atari={"life_loss": True},
     )  # fmt: skip
     env = make_env(config)

@@ -22,7 +22,7 @@ from psdrl import cli
 from psdrl.agents.registry import configure, make_agent
 from psdrl.envs import make_env
 from psdrl.run import evaluation
-from psdrl.run.loop import evaluate_now, train
+from psdrl.run.loop import train
 from psdrl.version import __version__
 from tests.conftest import Run
 from tests.helpers import ListLog
@@ -196,19 +196,14 @@ def test_stop_ends_an_evaluation(endless: Any) -> None:
     assert len(evaluation.evaluate(agent, 3, max_steps=5, stop=after(7 + 12))) == 2, "finished episodes are kept"
 
 
-def test_an_evaluation_that_was_stopped_is_not_logged(endless: Any) -> None:
-    agent, _ = endless
-    log = ListLog()
-    evaluate_now(agent, log, after(9))
-    assert log.steps_with("eval/return") == []
-
-
 def test_stop_ends_training_from_within_an_evaluation(endless: Any) -> None:
-    """The first evaluation comes at step 20 and would take 27,000 steps."""
+    """The first evaluation comes at step 20 and would take 27,000 steps; what it played until then is not logged."""
     agent, env = endless
-    train(agent, env, ListLog(), after(300))
+    log = ListLog()
+    train(agent, env, log, after(300))
     assert Endless.steps == 300
     assert agent.step == 20
+    assert log.steps_with("eval/return") == []
 
 
 ENDLESS = """

@@ -45,7 +45,7 @@ class Mortal(gymnasium.Env):
 @pytest.fixture
 def mortal() -> Iterator[str]:
     name = "psdrl-test/Mortal-v0"
-    gymnasium.register(name, Mortal)
+    gymnasium.register(name, lambda **kwargs: Mortal(**kwargs))
     yield name
     del gymnasium.registry[name]
 
@@ -115,6 +115,7 @@ def test_processes_play_what_one_process_plays() -> None:
         runs.append((rows, states, config))
     np.testing.assert_array_equal(runs[0][0], runs[1][0])
     rows, states, config = runs[1]
+    assert states[2] is not None
     again = make_env(config)
     observation = again.restore(states[2])  # before the outcome of step 29
     np.testing.assert_array_equal(observation, rows[29])

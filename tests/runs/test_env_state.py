@@ -247,7 +247,7 @@ class Whim(gymnasium.Env):
 @pytest.fixture
 def whim() -> Iterator[str]:
     name = "psdrl-test/Whim-v0"
-    gymnasium.register(name, Whim, kwargs={"source": "gymnasium"})
+    gymnasium.register(name, lambda **kwargs: Whim(**kwargs), kwargs={"source": "gymnasium"})
     yield name
     del gymnasium.registry[name]
 

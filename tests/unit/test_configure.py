@@ -19,12 +19,15 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "nested type": ({"value": {"units": "3"}}, "value.units is '3' but must be a whole number."),
     "a number for a group": ({"value": 3}, "value is 3 but must be a dict of its settings: layers, units,"),
     "no such choice": ({"precision": "fp16"}, "precision is 'fp16' but must be 'fp32', 'tf32' or 'bf16'."),
-    "a number for a tuple": ({"autoencoder": {"channels": 4}}, "autoencoder.channels is 4 but must be whole numbers"),
     "text in a tuple": ({"autoencoder": {"channels": ["4"]}}, "autoencoder.channels is '4' but must be"),
     "an environment object": ({"env": 3}, "env is 3 but must be a string."),
     "an unknown preset": ({"preset": "contrl"}, "psdrl has no preset 'contrl'; did you mean control?"),
     "an unknown agent": ({"algo": "psdl"}, "Unknown agent 'psdl'; did you mean psdrl?"),
 }
+
+
+def test_a_single_value_is_a_tuple_of_one() -> None:
+    assert psdrl.configure(env="deepsea-4", device="cpu", policy={"update_every": 1e2}).policy.update_every == (100,)
 
 
 @pytest.mark.parametrize("case", WRONG)

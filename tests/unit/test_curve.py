@@ -36,7 +36,12 @@ def ended(logdir: Path, episodes: int) -> Any:
 def test_drawn_at_the_end(tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Any] = []
     draw = curve.draw
-    monkeypatch.setattr(curve, "draw", lambda *what: (drawn.append(what), draw(*what)))
+
+    def noted(*what: Any) -> None:
+        drawn.append(what)
+        draw(*what)
+
+    monkeypatch.setattr(curve, "draw", noted)
     Curve(console).on_end(ended(tmp_path, RECENT), None)
     (path, steps, returns, title), *others = drawn
     assert not others

@@ -59,7 +59,7 @@ class Faulty(gymnasium.Env):
 def faulty(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     name = "psdrl-test/Faulty-v0"
     monkeypatch.setattr(Faulty, "episodes", 0)
-    gymnasium.register(name, Faulty)
+    gymnasium.register(name, lambda **kwargs: Faulty(**kwargs))
     yield name
     del gymnasium.registry[name]
 

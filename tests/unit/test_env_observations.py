@@ -117,7 +117,7 @@ class Camera(gymnasium.Env):
 @pytest.fixture
 def camera() -> Iterator[str]:
     name = "psdrl-test/Camera-v0"
-    gymnasium.register(name, Camera)
+    gymnasium.register(name, lambda **kwargs: Camera(**kwargs))
     yield name
     del gymnasium.registry[name]
 
@@ -167,7 +167,7 @@ def test_atari_by_its_other_names(name: str, registered: bool) -> None:
 
 
 def test_a_users_own_pong_is_not_ataris() -> None:
-    gymnasium.register("Pong-v77", Camera)
+    gymnasium.register("Pong-v77", lambda **kwargs: Camera(**kwargs))
     make_env(psdrl.configure(env="Pong-v77", preset="debug", device="cpu")).close()
     del gymnasium.registry["Pong-v77"]
 

@@ -85,13 +85,13 @@ class Pictures(gymnasium.vector.VectorEnv):
     def reset(self, *, seed: Any = None, options: Any = None) -> tuple[NDArray, dict]:
         return np.zeros((2, 20, 30, 3), np.uint8), {}
 
-    def step(self, actions: NDArray) -> tuple[NDArray, ...]:
+    def step(self, actions: NDArray) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         self.t += 1
         done = np.array([self.t == 2, False])
         reward = actions.astype(float)
         if self.bad and self.t == 3:
             reward[1] = np.nan
-        return np.full((2, 20, 30, 3), 50, np.uint8), reward, done, np.zeros(2, bool), {}  # type: ignore[return-value]
+        return np.full((2, 20, 30, 3), 50, np.uint8), reward, done, np.zeros(2, bool), {}
 
 
 def test_any_vector() -> None:

@@ -300,7 +300,9 @@ def test_growth_with_n_has_methods_that_most_seeds_solved():
     medians = {str(line.get_label()): np.asarray(line.get_ydata()).tolist() for line in axes.lines}
     assert medians["PSDRL (line: median)"] == [110, 210, 300]
     assert medians["Bootstrapped DQN + priors (line: median)"] == [400, 600]
-    hollow = [line.get_ydata() for line in axes.lines if line.get_marker() == "^" and line.get_mfc() == "none"]
+    hollow = [
+        line.get_ydata() for line in axes.lines if line.get_marker() == "^" and line.get_markerfacecolor() == "none"
+    ]
     assert hollow == [[1000], [1000]]
     figures.plt.close("all")
 
