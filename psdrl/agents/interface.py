@@ -89,7 +89,12 @@ class Agent(ABC):
 
     @abstractmethod
     def update(self, on_phase: Callable[[str], None] = lambda name: None) -> Metrics:
-        """Learn; returns what is worth logging."""
+        """Learn; returns what is worth logging. Raises `psdrl.errors.Diverged` if a number is not finite."""
+
+    @abstractmethod
+    def undoing(self) -> Callable[[bool], None]:
+        """Called before an update: keeps what it changes. The result puts that back; with True also random streams and
+        counters, so that the same update is due again."""
 
     @abstractmethod
     def player(self, stream: int, policy: str | None = None, num_envs: int = 1, epsilon: float | None = None) -> Actor:

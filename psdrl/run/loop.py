@@ -4,6 +4,7 @@ import contextlib
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,16 @@ import numpy as np
 
 from psdrl.agents.interface import Actor, Agent
 from psdrl.envs.vector import Step, VectorEnv
-from psdrl.errors import UserError
+from psdrl.errors import Diverged, UserError
 from psdrl.run.callbacks import Callback, Episode, Listeners, Run
-from psdrl.run.checkpoint import Store
+from psdrl.run.checkpoint import Store, save, write_config
 from psdrl.run.evaluation import evaluate, never
 from psdrl.run.store.files import Damaged
 from psdrl.run.store.fitting import check_fit
 from psdrl.runtime.profiling import Profile, device_for
 
 SHARE = 0.02  # most of the wall time that checkpoints by the clock may hold up training
+REJECTED = 5  # updates in a row that are undone before the run gives up
 SENTENCES = 20  # most that are printed of environments' faults; all are counted
 
 
@@ -133,6 +135,7 @@ class Loop:
         self.turn = 0  # the group whose turn it is
         self.evaluating = False  # an evaluation is due, and not complete
         self.whole = True  # the run can be saved as it is: no step is half stored
+        self.rejected = 0  # updates in a row
         self.faults = 0  # episodes discarded because of environments
         self.acting = 0.0  # seconds of acting and waiting for environments since the last report
         self.saved_at = time.monotonic()
@@ -150,7 +153,7 @@ class Loop:
 
     def _continue(self, state: dict[str, Any]) -> None:
         self.turn, self.faults = int(state["turn"]) % len(self.groups), int(state["faults"])
-        self.evaluating = bool(state["evaluating"])
+        self.evaluating, self.rejected = bool(state["evaluating"]), int(state["rejected"])
         lost = 0
         for group, part in zip(self.groups, state["groups"], strict=True):
             if not group.load_state_dict(part):
@@ -168,6 +171,7 @@ class Loop:
             "groups": [group.state_dict() for group in self.groups],
             "turn": self.turn,
             "faults": self.faults,
+            "rejected": self.rejected,
             "evaluating": self.evaluating,
         }
 
@@ -266,14 +270,48 @@ class Loop:
 
     def update(self) -> None:
         """Lines 5 to 13: learn."""
-        self.profile.before(self.agent.updates)
-        metrics = self.agent.update(self.listeners.phase)
-        self.profile.after(self.agent.updates - 1)
+        number, undo = self.agent.updates, self.agent.undoing()
+        self.profile.before(number)
+        try:
+            metrics = self.agent.update(self.listeners.phase)
+        except Diverged as problem:
+            self._reject(problem, undo)
+            return
+        except Exception:  # such as too little memory: saved as it was before
+            undo(True)
+            raise
+        finally:
+            self.profile.after(number)
+        self.rejected = 0
         if metrics:  # agents that learn at every step report now and then
             metrics = metrics | {"time/acting": self.acting}
             self.acting = 0.0
         self.listeners.tell("on_update", metrics)
         self.listeners.phase("acting")
+
+    def _reject(self, problem: Diverged, undo: Callable[[bool], None]) -> None:
+        """Undo an update that met a number that is not finite; after several in a row, stop and say how to see it."""
+        self.rejected += 1
+        undo(self.rejected >= REJECTED)
+        self.listeners.tell("on_rejected", problem.phase, problem.cause)
+        self.listeners.phase("acting")
+        if self.rejected < REJECTED:
+            self.warn(f"The update at step {self.agent.step} is undone: in its phase {problem.phase}, {problem.cause}.")
+            return
+        self.whole = False  # what was saved before stays
+        raise UserError(
+            f"Training diverged: {self.rejected} updates in a row were undone, the last because in its phase "
+            f"{problem.phase} {problem.cause}; lower the learning rates.{self._diagnosis()}"
+        )
+
+    def _diagnosis(self) -> str:
+        """Save the run as it was before the update that failed last, beside the run; says how to repeat it."""
+        if self.store is None:
+            return ""
+        folder = self.store.logdir / "diagnosis"
+        write_config(folder, replace(self.config, logdir=folder))
+        save(folder, self.agent, {"callbacks": {}, "loop": self.state() | {"rejected": REJECTED - 1}})
+        return f" Repeat the last one with: psdrl train --logdir {folder} --resume must"
 
     def evaluate(self) -> None:
         """Evaluation during training, with environment, hidden state and random stream of its own; `stop()` ends it."""
