@@ -100,6 +100,8 @@ class BootstrapAgent(Agent):
         rewards = TRANSFORMS[config.reward_transform](step.reward)
         ends = step.terminated | step.truncated if config.replay.time_limit_terminates else step.terminated
         for i, observation in enumerate(step.observation):
+            if step.failed[i]:
+                self.replay.discard(first + i)
             if step.started[i]:
                 self.replay.start(first + i, observation)
             else:
