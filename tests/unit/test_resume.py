@@ -66,6 +66,12 @@ def test_a_stopped_run_goes_on_within_its_episodes(tmp_path: Path) -> None:
     agent = agent_for(first, steps=120)
     train(agent, first, stop=lambda: agent.step >= 53, store=Store(tmp_path))
     assert agent.step < 60
+    still = agent_for(first, steps=agent.step)  # restored, and over at once
+    newest = find(tmp_path).newest
+    assert newest
+    train(still, ScriptedEnv(SCRIPT), state=restore(newest, still)["loop"])
+    assert agent.actor.hidden.abs().amax(1).min() > 0
+    assert still.actor.hidden.equal(agent.actor.hidden)
     warnings: list[str] = []
     other, _ = resumed(tmp_path, ScriptedEnv(SCRIPT), warnings, steps=120)
     assert not warnings
