@@ -1,5 +1,6 @@
 """All that a run knows of an agent: it acts, observes, learns, and can be saved, described and played."""
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -91,10 +92,11 @@ class Agent(ABC):
     def update(self, on_phase: Callable[[str], None] = lambda name: None) -> Metrics:
         """Learn; returns what is worth logging. Raises `psdrl.errors.Diverged` if a number is not finite."""
 
-    @abstractmethod
     def undoing(self) -> Callable[[bool], None]:
         """Called before an update: keeps what it changes. The result puts that back; with True also random streams and
-        counters, so that the same update is due again."""
+        counters, so that the same update is due again. Here: all of the state, in both cases."""
+        state = copy.deepcopy(self.state_dict())
+        return lambda streams: self.load_state_dict(state)
 
     @abstractmethod
     def player(self, stream: int, policy: str | None = None, num_envs: int = 1, epsilon: float | None = None) -> Actor:
