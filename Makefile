@@ -3,6 +3,9 @@
 # make quick   tests/unit: pure tests, under a minute on two cores
 # make test    ruff, mypy and all tests but the slow ones (what .ci/run calls), under 10 minutes with the set-up
 # make slow    the slow tests; each has a short version in make test
+# make crash   50 kills of training processes at random moments, saves included: resumed, they equal undisturbed runs bit
+#              for bit (some 20 minutes); a short version is in make test
+# make soak    memory and open files over 300 updates
 # make sanitize   the C++ part under AddressSanitizer and UndefinedBehaviourSanitizer
 # make learn   does it learn? DeepSea, also from images, CartPole, MinAtar Breakout, Freeway and Space Invaders, Atari
 #              Freeway into results/, then figures and table; what is there is not run again: make learn RESULTS=DIRECTORY
@@ -24,7 +27,7 @@ CUDA_VENV ?= .cuda-venv
 PYTHON312 ?= python3.12
 CUDA_ARGS ?= --out docs/cuda-check.md
 
-.PHONY: train quick test slow learn bench docs sanitize cuda-check clean
+.PHONY: train quick test slow crash soak learn bench docs sanitize cuda-check clean
 train: $(READY)
 	$(BIN)/psdrl train $(ENV) $(ARGS)
 
@@ -40,6 +43,12 @@ test: $(READY)
 
 slow: $(READY)
 	$(BIN)/python -m pytest -n auto -m slow
+
+crash: $(READY)
+	$(BIN)/python -m tests.crash --kills 50
+
+soak: $(READY)
+	$(BIN)/python -m tests.soak
 
 bench: $(READY)
 	$(BIN)/python -m pytest bench --benchmark-enable --benchmark-only -s --benchmark-group-by=group --benchmark-columns=min,mean,rounds

@@ -42,6 +42,7 @@ class Agent:
         self._store: Store | None = None
         self._from: Path | None = None  # the checkpoint that it comes from
         self._listened: dict[str, Any] = {}  # how far the callbacks of a run with a directory are
+        self._running: dict[str, Any] | None = None  # the running episodes of that checkpoint, until it is trained on
         self._act: Policy | None = None
         self._make: Callable[[int], VectorEnv] | None = None  # an environment for evaluation, if not by its name
 
@@ -101,7 +102,8 @@ class Agent:
             self._make = maker(env, self.config)
             self._evaluate_or_say_not()
         try:
-            loop.train(self.core, vector, listening, stop, self._store, self._make)
+            state, self._running = self._running, None
+            loop.train(self.core, vector, listening, stop, self._store, self._make, state)
         finally:
             if not isinstance(env, OBJECTS):  # made here
                 vector.close()
@@ -113,7 +115,8 @@ class Agent:
             refuse_what_is_no_run(self.config, logdir)
             self._from = newest(logdir).newest
             if self._from is not None:
-                self._listened = restore(self._from, self.core).get("callbacks", {})
+                extra = restore(self._from, self.core)
+                self._listened, self._running = extra.get("callbacks", {}), extra.get("loop")
         if self._store is None:
             self._store = Store(logdir, self.config.checkpoint_keep)
             if self._from is not None:
@@ -168,6 +171,7 @@ def load(run: str | Path, device: str = "auto", replay: bool = False) -> Agent:
     core, checkpoint, extra = evaluation.restored(Path(run), device, replay)
     agent = Agent(core.config, core.spec, core)
     agent.trainable, agent._from, agent._listened = replay, checkpoint, extra.get("callbacks", {})
+    agent._running = extra.get("loop")
     return agent
 
 

@@ -116,7 +116,10 @@ class Config:
     eval_episodes: int = 1
     """Episodes per evaluation, on an environment of its own. [released]"""
     checkpoint_every: int = 50_000
-    """Steps between two checkpoints; 0: only at the end and when interrupted. [ours]"""
+    """Steps between two checkpoints; 0: none by steps. [ours]"""
+    checkpoint_minutes: float = 5.0
+    """Minutes between two checkpoints, besides those by steps; longer if saving would take over 2% of the time; 0: none
+    by the clock. A run that ends, is interrupted or meets an error is saved in any case. [ours]"""
     checkpoint_keep: int = 2
     """Checkpoints that are kept: if the last one is damaged, the one before serves. [ours]"""
     atari: AtariConfig = field(default_factory=AtariConfig)
@@ -179,6 +182,7 @@ MINIMA = {
     "eval_every": 0,
     "eval_episodes": 1,
     "checkpoint_every": 0,
+    "checkpoint_minutes": 0,
     "checkpoint_keep": 1,
     "atari.max_steps": 1,
     "atari.size": 1,

@@ -22,7 +22,7 @@ from psdrl.agents.psdrl.synthetic import add_episode, agent_of
 from psdrl.agents.psdrl.value import MinEnsemble
 from psdrl.agents.psdrl.work import PsdrlWorkload
 from psdrl.agents.psdrl.world_model import SampledModel, WorldModel
-from psdrl.envs.vector import EnvSpec, Step, VectorEnv
+from psdrl.envs.vector import EnvSpec, State, Step, VectorEnv
 from psdrl.replay.episodes import Replay
 from psdrl.run.callbacks import Scalars
 
@@ -208,6 +208,13 @@ class ScriptedEnv(VectorEnv):
         return Step(
             self._observation(), reward, terminated, truncated, started, self._ended, np.zeros(self.num_envs, bool)
         )
+
+    def state(self) -> State:
+        return {"at": [list(at) for at in self._at], "ended": self._ended.copy()}
+
+    def restore(self, state: State) -> NDArray:
+        self._at, self._ended = [(episode, t) for episode, t in state["at"]], np.array(state["ended"])
+        return self._observation()
 
     def close(self) -> None:
         pass

@@ -1,5 +1,6 @@
 """All that a run knows of an agent: it acts, observes, learns, and can be saved, described and played."""
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -38,6 +39,12 @@ class Actor(Protocol):
 
     def act(self, observations: NDArray) -> NDArray[np.int64]:
         """Actions (N,) for observations (N, ...)."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it knows of the running episodes; its random stream is the agent's to keep."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
 
 
 class Agent(ABC):
@@ -83,7 +90,13 @@ class Agent(ABC):
 
     @abstractmethod
     def update(self, on_phase: Callable[[str], None] = lambda name: None) -> Metrics:
-        """Learn; returns what is worth logging."""
+        """Learn; returns what is worth logging. Raises `psdrl.errors.Diverged` if a number is not finite."""
+
+    def undoing(self) -> Callable[[bool], None]:
+        """Called before an update: keeps what it changes. The result puts that back; with True also random streams and
+        counters, so that the same update is due again. Here: all of the state, in both cases."""
+        state = copy.deepcopy(self.state_dict())
+        return lambda streams: self.load_state_dict(state)
 
     @abstractmethod
     def player(self, stream: int, policy: str | None = None, num_envs: int = 1, epsilon: float | None = None) -> Actor:

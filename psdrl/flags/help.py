@@ -31,6 +31,7 @@ COMMON = {
         "eval_every": "steps between evaluations; 0: none",
         "eval_episodes": "episodes per evaluation",
         "checkpoint_every": "steps between checkpoints",
+        "checkpoint_minutes": "minutes between them",
     },
     "where": {
         "logdir": "default: runs/ENV-ALGO-SEED; the same resumes",

@@ -76,6 +76,8 @@ class FrameReplay(Rings):
         self.written = np.zeros(num_envs, np.int64)  # slots written so far; the next one is written % ring
         self.live = np.zeros(num_envs, np.int64)  # newest slots that are sampled from
         self.count = np.zeros(num_envs, np.int64)  # transitions among them
+        self.begun = np.zeros(num_envs, np.int64)  # number of the running episode's first slot
+        self.discarded: list[list[tuple[int, int]]] = [[] for _ in range(num_envs)]  # slots, from and to before
 
     @property
     def transitions(self) -> int:
@@ -84,7 +86,22 @@ class FrameReplay(Rings):
 
     def start(self, env: int, observation: NDArray) -> None:
         """A new episode of environment `env`; one that runs ends here, as if truncated, with what it has."""
+        self.begun[env] = self.written[env]
         self._push(env, observation, 0)
+
+    def discard(self, env: int) -> None:
+        """Forget the running episode of environment `env`, which has failed. Its slots stay, as rows of a checkpoint
+        never change; nothing is sampled from them."""
+        first, last = int(self.begun[env]), int(self.written[env])
+        oldest = last - int(self.live[env])
+        self.discarded[env] = [gone for gone in self.discarded[env] if gone[1] > oldest] + [(first, last)]
+        self._apply_discarded(env)
+
+    def _apply_discarded(self, env: int) -> None:
+        newest = np.arange(self.written[env] - self.live[env], self.written[env])
+        for first, last in self.discarded[env]:
+            self.followed[self._slot(env, newest[(newest >= first) & (newest < last)])] = False
+        self.count[env] = self.followed[self._slot(env, newest)].sum()
 
     def add(
         self,
@@ -174,12 +191,17 @@ class FrameReplay(Rings):
             raise ValueError(f"a slot of the replay buffer belongs to a stack of more than {self.stack} frames")
         for name, column in self._columns(ring).items():
             put(column, first, rows[name])
-        newest = self._slot(ring, np.arange(self.written[ring] - self.live[ring], self.written[ring]))
-        self.count[ring] = self.followed[newest].sum()
+        self._apply_discarded(ring)
 
     def counters(self) -> dict[str, Any]:
         """How far each environment's ring is."""
-        return {"written": self.written.tolist(), "live": self.live.tolist()}
+        gone = [[list(slots) for slots in env] for env in self.discarded]
+        return {
+            "written": self.written.tolist(),
+            "live": self.live.tolist(),
+            "begun": self.begun.tolist(),
+            "discarded": gone,
+        }
 
     def load_counters(self, counters: dict[str, Any]) -> None:
         """Restore how far the rings are; running episodes go on with the next `add`."""
@@ -190,5 +212,11 @@ class FrameReplay(Rings):
         live = wholes(counters["live"], self.num_envs, 0, self.ring - self.stack + 1, "the number of slots in use")
         if any(map(int.__gt__, live, written)):
             raise ValueError("an environment has more slots in use than were written")
+        begun = wholes(counters["begun"], self.num_envs, 0, 2**62, "the start of a running episode")
+        pairs = [[wholes(slots, 2, 0, 2**62, "discarded slots") for slots in env] for env in counters["discarded"]]
+        if len(pairs) != self.num_envs:
+            raise ValueError(f"slots of {len(pairs)} environments are discarded, this run has {self.num_envs}")
+        self.discarded = [[(first, last) for first, last in env] for env in pairs]
+        self.begun = np.array(begun, np.int64)
         self.written, self.live = np.array(written, np.int64), np.array(live, np.int64)
         self.count[:] = 0

@@ -107,7 +107,7 @@ def _run(
     again = f"python -m psdrl.train {shlex.join(arguments)}"  # the same logdir resumes
     try:
         with Stop(console) as stop:
-            train(agent, env, callbacks, stop, store)
+            train(agent, env, callbacks, stop, store, state=extra.get("loop"))
     except KeyboardInterrupt:
         store.wait()
         kept = latest(logdir)

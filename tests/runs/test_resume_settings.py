@@ -25,6 +25,7 @@ MAY_CHANGE = {
     "eval_every": "evaluation has random streams of its own",
     "eval_episodes": "evaluation has random streams of its own",
     "checkpoint_every": "saving changes nothing",
+    "checkpoint_minutes": "saving changes nothing",
     "checkpoint_keep": "saving changes nothing",
     "replay.device": "where frames lie changes no number",
 }
@@ -71,7 +72,7 @@ def test_a_run_goes_on_with_every_free_setting_changed(tmp_path: Path) -> None:
     assert cli.train([*small, "--steps", "300", "--logdir", str(tmp_path / "old")]) == 0
     (tmp_path / "old").rename(tmp_path / "new")
     flags = "--steps 600 --resume must --no-cuda-graphs --profile 1:2 --eval-every 50 --eval-episodes 2"
-    flags += " --checkpoint-every 200 --checkpoint-keep 3 --replay.device host"
+    flags += " --checkpoint-every 200 --checkpoint-minutes 1 --checkpoint-keep 3 --replay.device host"
     assert cli.train([*small, *flags.split(), "--logdir", str(tmp_path / "new")]) == 0
     before, after = (small_config(), json.loads((tmp_path / "new" / "config.json").read_text())["config"])
     different = {n for n in NAMES if _stored(before.to_dict(), n) != _stored(after, n)}

@@ -248,7 +248,8 @@ def test_step_divides_the_torso_clips_and_takes_adams_step() -> None:
     before = copy.deepcopy(networks.online.state_dict())
     limit = 0.5 * float(norm)
     step = make_step(networks, make_optimiser(networks, 1e-3), LearningConfig(discount=0.9, clip=limit))
-    loss, q, found = step(*batch)
+    loss, q, found, rejected = step(*batch)
+    assert not rejected
     assert found.item() == pytest.approx(norm.item(), rel=1e-12)
     wanted_loss, wanted_q = bootstrap_loss_before(before, networks, batch)
     assert (loss.item(), q.item()) == pytest.approx((wanted_loss, wanted_q), rel=1e-12)
@@ -270,7 +271,7 @@ def bootstrap_loss_before(before: dict[str, Any], networks: Networks, batch: Bat
 def test_small_gradients_are_not_clipped() -> None:
     networks, batch = networks_of("vector"), batch_of("vector", 12)
     plain = gradients(networks, batch)
-    _, _, norm = make_step(networks, make_optimiser(networks, 1e-3), LearningConfig(discount=0.9, clip=1e6))(*batch)
+    _, _, norm, _ = make_step(networks, make_optimiser(networks, 1e-3), LearningConfig(discount=0.9, clip=1e6))(*batch)
     assert 0 < norm < 1e6
     for name, p in networks.online.heads.named_parameters():
         assert p.grad is not None

@@ -276,12 +276,14 @@ def test_a_group_remembers_its_running_episodes() -> None:
     group = Group(agent, env, agent.actors[0], 0)
     group.start()
     for _ in range(3):
-        group.act()
+        group.choose()
+        group.send()
         group.store(group.receive())
-    group.act()
+    group.choose()
+    group.send()
     state = group.state_dict()
     other = Group(agent, ScriptedEnv(SCRIPT), agent.actors[0], 0)
-    other.load_state_dict(state)
+    assert other.load_state_dict(state)
     assert other.score.tolist() == [3, 303]
     assert other.length.tolist() == [3, 3]
     assert other.ended.tolist() == [True, False]

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from psdrl import configure
 from psdrl.agents.bootstrap.work import BootstrapWorkload
 from psdrl.agents.interface import Agent
+from psdrl.agents.psdrl import autoencoder
 from psdrl.agents.psdrl.agent import PsdrlAgent
 from psdrl.agents.psdrl.flat_model import Folded
 from psdrl.agents.psdrl.work import PsdrlWorkload

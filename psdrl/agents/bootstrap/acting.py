@@ -1,6 +1,7 @@
 """Acting: one head per episode, greedily, with random actions by a schedule; or a vote of all heads."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,6 +40,14 @@ class Stacks:
         self._view[:, :-1] = self._view[:, 1:].copy()
         self._view[:, -1] = observations
 
+    def state_dict(self) -> dict[str, Any]:
+        """The frames."""
+        return {"frames": self._frames}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+        self._frames.copy_(state["frames"])
+
     def on_device(self) -> Tensor:
         """Stacks (N, stack, *shape) where the networks are."""
         return self._frames.to(self.device, non_blocking=True)
@@ -71,6 +80,18 @@ class HeadActor:
         """New episodes begin where `started` (N,): a new head each."""
         self.stacks.start(started)
         self.heads[started] = self.rng.integers(self.num_heads, size=int(started.sum()))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Heads and frames of the running episodes."""
+        return {"heads": self.heads, "stacks": self.stacks.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+        heads = np.array(state["heads"])
+        if not ((heads >= 0) & (heads < self.num_heads)).all():
+            raise ValueError("an episode is played by a head that the agent does not have")
+        self.heads = heads
+        self.stacks.load_state_dict(state["stacks"])
 
     @torch.no_grad()
     def act(self, observations: NDArray) -> NDArray[np.int64]:
@@ -109,6 +130,14 @@ class VoteActor:
     def start(self, started: NDArray[np.bool_]) -> None:
         """New episodes begin where `started` (N,)."""
         self.stacks.start(started)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Frames of the running episodes."""
+        return self.stacks.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+        self.stacks.load_state_dict(state)
 
     @torch.no_grad()
     def act(self, observations: NDArray) -> NDArray[np.int64]:

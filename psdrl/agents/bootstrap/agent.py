@@ -16,6 +16,7 @@ from psdrl.agents.bootstrap.settings import BootstrapConfig
 from psdrl.agents.bootstrap.work import BootstrapWorkload
 from psdrl.agents.interface import Actor, Agent, Metrics
 from psdrl.envs.vector import EnvSpec, Step
+from psdrl.errors import Diverged
 from psdrl.kernels import triton_support
 from psdrl.replay.frames import FrameReplay
 from psdrl.runtime import profiling
@@ -73,7 +74,7 @@ class BootstrapAgent(Agent):
         )
         self.next_update = max(config.exploration.random_steps, config.learning.every)  # step of the next gradient step
         self.next_target = config.learning.target_every  # step of the next copy into the target network
-        self._sums = torch.zeros(3, device=self.device)  # of what gradient steps return, since the last report
+        self._sums = torch.zeros(4, device=self.device)  # of what gradient steps return, since the last report
         self._summed = 0
         self._phases: list[Phases] = []
 
@@ -99,6 +100,8 @@ class BootstrapAgent(Agent):
         rewards = TRANSFORMS[config.reward_transform](step.reward)
         ends = step.terminated | step.truncated if config.replay.time_limit_terminates else step.terminated
         for i, observation in enumerate(step.observation):
+            if step.failed[i]:
+                self.replay.discard(first + i)
             if step.started[i]:
                 self.replay.start(first + i, observation)
             else:
@@ -124,7 +127,28 @@ class BootstrapAgent(Agent):
                 self.next_update += learning.every
         self.updates += 1
         self._phases.append(phase)
+        if self.device.type == "cpu" or self._summed >= REPORT_EVERY:  # reading makes a GPU wait
+            self._check_finite()
         return self._report() if self._summed >= REPORT_EVERY else {}
+
+    def _check_finite(self) -> None:
+        """Raise if a gradient step was rejected since the last look; it has changed nothing."""
+        rejected = int(self._sums[3])
+        if rejected:
+            self._sums[3] = 0
+            self._summed -= rejected
+            raise Diverged("learning", f"the gradient of {rejected} gradient steps is not finite")
+
+    def undoing(self) -> Callable[[bool], None]:
+        """A gradient step that is not finite changes nothing: only random stream and counters are kept."""
+        rng, counters = self.rng.bit_generator.state, (self.next_update, self.updates)
+
+        def undo(streams: bool) -> None:
+            if streams:
+                self.rng.bit_generator.state = rng
+                self.next_update, self.updates = counters
+
+        return undo
 
     def _changes(self) -> list[Tensor]:
         """What a gradient step changes."""
@@ -132,7 +156,7 @@ class BootstrapAgent(Agent):
 
     def _report(self) -> Metrics:
         """Means over the gradient steps since the last report, and the seconds they took."""
-        means = (self._sums / self._summed).tolist()
+        means = (self._sums[:3] / self._summed).tolist()
         seconds = sum(phase.seconds()["learning"] for phase in self._phases)
         self._sums.zero_()
         self._summed, self._phases = 0, []

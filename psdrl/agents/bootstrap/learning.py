@@ -65,7 +65,8 @@ def bootstrap_loss(
 def make_step(
     networks: Networks, optimiser: torch.optim.Optimizer, config: LearningConfig, execution: Execution = EAGER
 ) -> Step:
-    """The gradient step, (frames, actions, rewards, terminated, masks) -> loss, mean Q(s, a), norm of the gradient.
+    """The gradient step, (frames, actions, rewards, terminated, masks) -> loss, mean Q(s, a), norm of the gradient, 0;
+    or 0, 0, 0, 1 where the gradient is not finite: nothing is changed then.
 
     The torso sums the gradients of K heads, of which each is 1/K of the loss, and is divided by K once more.
     """
@@ -80,7 +81,10 @@ def make_step(
         if torso:
             torch._foreach_mul_([p.grad for p in torso if p.grad is not None], 1 / networks.online.heads.heads)
         norm = torch.nn.utils.clip_grad_norm_(parameters, config.clip)
+        rejected = (~torch.isfinite(norm)).float()
+        optimiser.found_inf = rejected  # type: ignore[attr-defined]  # where it is 1, Adam does nothing
         optimiser.step()
-        return loss.detach(), q, norm
+        numbers = torch.stack([loss.detach(), q.to(norm.dtype), norm])
+        return (*torch.where(rejected > 0, 0, numbers), rejected)
 
     return step

@@ -1,6 +1,6 @@
 """Acting: the greedy policy of the one-step return (Eq. 8), with a hidden state per environment."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -68,6 +68,14 @@ class Actor:
         chance = torch.full((), epsilon, device=self.hidden.device)
         actions, self.hidden = self._run(self._on_device(observations), self.hidden, chance)
         return actions.cpu().numpy()
+
+    def state_dict(self) -> dict[str, Any]:
+        """h of the running episodes."""
+        return {"hidden": self.hidden}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+        self.hidden = state["hidden"].to(self.hidden)
 
     def _fold(self) -> None:
         """Fold a newly sampled model; into the same memory as the last one where graphs read it."""

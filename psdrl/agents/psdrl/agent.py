@@ -20,6 +20,7 @@ from psdrl.agents.psdrl.settings import PsdrlConfig
 from psdrl.agents.psdrl.work import PsdrlWorkload
 from psdrl.agents.psdrl.world_model import SampledModel
 from psdrl.envs.vector import EnvSpec, Step
+from psdrl.errors import Diverged
 from psdrl.kernels import triton_support
 from psdrl.replay.episodes import Batch, Replay
 from psdrl.runtime import profiling
@@ -146,6 +147,7 @@ class PsdrlAgent(Agent):
             self.model = self.draw()  # lines 10 and 11
         with phase("value"):
             losses |= self.plan(path, latents, how)  # line 12
+        self._check_finite(losses, metrics)
         self.updates += 1
         return (
             {f"loss/{name}": float(loss) for name, loss in losses.items()}
@@ -154,6 +156,45 @@ class PsdrlAgent(Agent):
             | {f"time/{name}": seconds for name, seconds in phase.seconds().items()}
             | ({"time/compile": self.execution.compile_seconds() - compiled} if config.compile else {})
         )
+
+    def _check_finite(self, losses: learning.Losses, metrics: posterior.Metrics) -> None:
+        """Raise if an update has made anything that is not finite; reads the device once."""
+        of = {"termination": "forward"}  # the phases of losses and networks that are not named like them
+        found: dict[tuple[str, str], Tensor] = {
+            (of.get(name, name), f"the loss of {name} is not finite"): torch.isfinite(loss)
+            for name, loss in losses.items()
+        }
+        for name, optimiser in self.optimisers.items():
+            numbers = [p for group in optimiser.param_groups for p in group["params"]]
+            numbers += [x for entry in optimiser.state.values() for x in entry.values() if isinstance(x, Tensor)]
+            finite = torch.stack([torch.isfinite(x).all().to(self.device) for x in numbers]).all()
+            found[of.get(name, name), f"a parameter of {name} is not finite"] = finite
+        sampled = [torch.isfinite(x).all() for x in (self.posterior.mean, self.model.weight, self.model.bias)]
+        values = [x.isfinite() for x in metrics.values() if isinstance(x, Tensor)]
+        found["posterior", "the posterior or its sample is not finite"] = torch.stack([*sampled, *values]).all()
+        for (phase, cause), finite in zip(found, torch.stack(list(found.values())).tolist(), strict=True):
+            if not finite:
+                raise Diverged(phase, cause)
+
+    def undoing(self) -> Callable[[bool], None]:
+        """Keep networks, optimisers, posterior and sample; see `Agent.undoing`."""
+        optimisers = (x for o in self.optimisers.values() for entry in o.state.values() for x in entry.values())
+        changed = [*self.models.state_dict().values(), *optimisers, self.posterior.mean]
+        tensors = [(x, x.detach().clone()) for x in changed if isinstance(x, Tensor)]
+        factors, model = self.posterior.factors, self.model  # an update replaces them
+        rng, generator = self.rng.bit_generator.state, self.generator.get_state()
+
+        def undo(streams: bool) -> None:
+            with torch.no_grad():
+                for changed, before in tensors:
+                    changed.copy_(before)
+            self.posterior.factors, self.model = factors, model
+            if streams:
+                self.rng.bit_generator.state = rng
+                self.generator.set_state(generator)
+                self.next_update = self.step  # due again
+
+        return undo
 
     def batch(self) -> Batch:
         """A fresh batch of B sequences of L steps."""

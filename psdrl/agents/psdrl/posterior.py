@@ -8,7 +8,7 @@ from torch import Tensor
 
 from psdrl.agents.psdrl.regression import Statistics
 from psdrl.agents.psdrl.settings import PsdrlConfig
-from psdrl.errors import UserError
+from psdrl.errors import Diverged
 from psdrl.kernels.posterior import posterior_mean, posterior_sample
 
 PANEL = 256  # columns of an inverse solved at a time: the rows above them are zero and are left out
@@ -30,9 +30,9 @@ def check(info: Tensor) -> None:
     """Raise if a factorisation failed; info as in `posterior_factor`."""
     codes = info.reshape(-1).tolist()
     if -1 in codes:
-        raise UserError("Training diverged: the posterior's precision matrix is not finite; lower the learning rates.")
+        raise Diverged("posterior", "the precision matrix is not finite")
     if any(codes):
-        raise UserError(f"The posterior's precision matrix is indefinite (minors {codes}): scale the features down.")
+        raise Diverged("posterior", f"the precision matrix is indefinite (minors {codes})")
 
 
 def inverse_norm(factor: Tensor) -> Tensor:

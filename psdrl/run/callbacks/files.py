@@ -64,8 +64,9 @@ class TensorBoard(Scalars):
         self._step = 0
 
     def on_start(self, run: Run) -> None:
-        purge = self._step + 1 if self._step else None
-        self._board = self._writer(str(directory(run, self)), purge_step=purge)
+        where = directory(run, self)
+        again = self._step > 0 or any(where.glob("events.out.tfevents.*"))  # a life before this one may have gone on
+        self._board = self._writer(str(where), purge_step=self._step + 1 if again else None)
 
     def scalars(self, step: int, values: dict[str, float]) -> None:
         self._step = step

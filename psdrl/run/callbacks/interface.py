@@ -63,13 +63,17 @@ class Callback:
         """An episode has ended."""
 
     def on_fault(self, run: Run, faults: int) -> None:
-        """An environment has failed and was made anew; `faults` of them so far."""
+        """An environment has failed and was made anew, or could not be restored in a resumed run: its episode is
+        discarded; `faults` of them so far."""
 
     def on_phase(self, run: Run, name: str) -> None:
         """The run now does this: acting, evaluating, saving, or a phase of an update."""
 
     def on_update(self, run: Run, metrics: dict[str, float]) -> None:
         """The agent has learned; `metrics` is empty where it does not report every update."""
+
+    def on_rejected(self, run: Run, phase: str, cause: str) -> None:
+        """An update met a number that is not finite, and was undone."""
 
     def on_evaluation(self, run: Run, returns: list[float]) -> None:
         """Evaluation episodes were played."""
@@ -105,11 +109,14 @@ class Scalars(Callback):
         if metrics:
             self.scalars(run.step, metrics)
 
+    def on_rejected(self, run: Run, phase: str, cause: str) -> None:
+        self.scalars(run.step, {f"rejected/{phase}": 1.0})
+
     def on_evaluation(self, run: Run, returns: list[float]) -> None:
         self.scalars(run.step, {"eval/return": float(np.mean(returns))})
 
 
-EVENTS = ("on_step", "on_episode", "on_fault", "on_phase", "on_update", "on_evaluation", "on_checkpoint")
+EVENTS = ("on_step", "on_episode", "on_fault", "on_phase", "on_update", "on_rejected", "on_evaluation", "on_checkpoint")
 
 
 class Listeners:

@@ -118,6 +118,11 @@ class Store:
             self.wait()
         self.stall = time.perf_counter() - before
 
+    @property
+    def busy(self) -> bool:
+        """Whether something is being written."""
+        return self._thread is not None and self._thread.is_alive()
+
     def wait(self) -> None:
         """Until nothing is being written."""
         if self._thread is not None:

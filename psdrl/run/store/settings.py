@@ -19,7 +19,7 @@ from psdrl.version import __version__
 # A resumed run may differ in these; everything else must be as it was.
 FREE = {
     *("steps", "logdir", "log", "resume", "device", "compile", "cuda_graphs", "profile"),
-    *("eval_every", "eval_episodes", "checkpoint_every", "checkpoint_keep"),
+    *("eval_every", "eval_episodes", "checkpoint_every", "checkpoint_minutes", "checkpoint_keep"),
     "replay.device",  # where the frames lie changes no number
 }
 LIMIT = 1 << 20  # bytes of config.json
