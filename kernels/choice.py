@@ -142,6 +142,8 @@ def state() -> dict[str, str]:
 
 
 def restore(known: Mapping[str, str]) -> None:
-    """Go on with the choices of a run."""
+    """Go on with the choices of a run; what is none of an operation's candidates is measured anew."""
+    if not isinstance(known, Mapping) or not all(isinstance(word, str) for item in known.items() for word in item):
+        raise ValueError("the chosen kernels must be names by class")
     choices().known.update(known)
     choices().quick.clear()

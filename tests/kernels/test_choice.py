@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 
+from psdrl.agents.psdrl.synthetic import debug_agent
 from psdrl.kernels import choice, tune
 from psdrl.kernels.linear_tanh import aten
 from tests.kernels.inputs import randn
@@ -108,3 +109,25 @@ def test_the_instruction_set_can_be_asked_for(asked, message):
         [sys.executable, "-c", code], capture_output=True, text=True, env={"PSDRL_CPU": asked, "PATH": ""}
     )
     assert message in run.stdout + run.stderr
+
+
+@pytest.mark.parametrize("known", [[], {"linear 1 1x8 4x8": 3}, "aten"])
+def test_choices_of_a_stranger(choices, known):
+    with pytest.raises(ValueError, match="must be names"):
+        choice.restore(known)
+    choice.restore({"linear 1 1x8 4x8": "rm -rf"})
+    assert choices.choose("linear 1 1x8 4x8", {"csrc": slow(1e-5), "aten": slow(1e-3)}) == "csrc"
+
+
+def test_a_checkpoint_keeps_the_choices(choices):
+    """An agent that is restored forms its products as the saved one did."""
+    agent = debug_agent("fast", torch.float32)
+    agent.update()
+    made = dict(choices.known)
+    assert made
+    state = agent.state_dict()
+    changed = dict.fromkeys(made, "aten")
+    choices.known.clear()
+    choices.known.update(changed)
+    debug_agent("fast", torch.float32).load_state_dict(state)
+    assert choices.known == made

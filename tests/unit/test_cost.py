@@ -64,7 +64,7 @@ EXTRA = {"psdrl": (False,), "bootstrap": ()}
 def real_flops(agent):
     """Floating-point operations of a real update by phase, counted by PyTorch while the oracles' products serve."""
     starts: dict[str, int] = {}
-    aten_encodes = mock.patch.object(autoencoder, "encodes", lambda *_: False)
+    aten_encodes = mock.patch.object(autoencoder, "encodes", return_value=False)
     with FlopCounterMode(display=False) as counter, dispatch.force("reference"), aten_encodes:
         agent.update(lambda phase: starts.setdefault(phase, counter.get_total_flops()))
         ends = [*list(starts.values())[1:], counter.get_total_flops()]

@@ -21,7 +21,7 @@ from psdrl.agents.psdrl.work import PsdrlWorkload
 from psdrl.agents.psdrl.world_model import SampledModel
 from psdrl.envs.vector import EnvSpec, Step
 from psdrl.errors import Diverged
-from psdrl.kernels import triton_support
+from psdrl.kernels import choice, triton_support
 from psdrl.replay.episodes import Batch, Replay
 from psdrl.runtime import profiling
 from psdrl.runtime.device import resolve_device
@@ -275,11 +275,13 @@ class PsdrlAgent(Agent):
                 "generator": self.generator.get_state(),
                 "actors": torch.stack([actor.generator.get_state() for actor in self.actors]),
             },
+            "kernels": json.dumps(choice.state()),  # which library forms a product decides how it is rounded
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` gave."""
         self.execution.forget()  # the optimisers' state moves
+        choice.restore(json.loads(state["kernels"]))
         self.models.load_state_dict(state["models"])
         for name, optimiser in self.optimisers.items():
             load_optimiser(optimiser, state["optimisers"][name])
