@@ -44,6 +44,8 @@ OPTIONS = (
     ("#CC79A7", "--"),
     ("#56B4E9", "-"),
     ("#000000", ":"),
+    ("#777777", "-"),
+    ("#000000", "--"),
 )
 FAR = 1.5  # lines of a panel end at the same step; runs more than so many times as long have a panel of their own
 plt.rcParams |= {"font.size": 8, "axes.titlesize": 9, "legend.fontsize": 7.5, "axes.grid": True, "grid.alpha": 0.25}
