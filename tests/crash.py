@@ -36,8 +36,11 @@ RUNS = {  # name -> flags; each has updates, episodes' ends, evaluations and che
     "--env-groups 2 --eval-every 0 --atari.max-steps 150 --checkpoint-every 83 --exploration.random-steps 200 "
     "--replay.capacity 2000 --network.heads 3",
 }
-SHORT = ("PSDRL, deepsea-8, 1 environment", "PSDRL, CartPole-v1, 4 environments in 2 groups")
-SHORT += ("bootstrap, deepsea-8, 2 environments",)
+SHORT = (
+    "PSDRL, deepsea-8, 1 environment",
+    "PSDRL, CartPole-v1, 4 environments in 2 groups",
+    "bootstrap, deepsea-8, 2 environments",
+)
 # Kills its process at the n-th operation by which the store changes the disk: "before" or after it has happened.
 SUICIDE = """
 import os, signal, sys
