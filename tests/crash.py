@@ -20,13 +20,16 @@ from pathlib import Path
 from typing import Any
 
 SMALL = "--device cpu --checkpoint-minutes 0.02"
-NETS = "--forward.hidden 16 --forward.layers 32,32 --termination.layers 16 --value.layers 32"
 RUNS = {  # name -> flags; each has updates, episodes' ends, evaluations and checkpoints at odd steps
     "PSDRL, deepsea-8, 1 environment": f"--env deepsea-8 {SMALL} --steps 1200 --eval-every 300 --checkpoint-every 97",
     "PSDRL, CartPole-v1, 4 environments in 2 groups": f"--env CartPole-v1 {SMALL} --steps 900 --eval-every 250 "
     "--num-envs 4 --env-groups 2 --checkpoint-every 61 --forward.iterations 20 --value.iterations 20",
     "bootstrap, deepsea-8, 2 environments": f"--algo bootstrap --env deepsea-8 {SMALL} --steps 2500 --eval-every 600 "
     "--num-envs 2 --checkpoint-every 173",
+    "fresh-value, deepsea-8, 1 environment": f"--algo fresh-value --env deepsea-8 {SMALL} --steps 600 --eval-every 200 "
+    "--checkpoint-every 71",
+    "egreedy-exploit, deepsea-8, 3 environments": f"--algo egreedy-exploit --env deepsea-8 {SMALL} --steps 900 "
+    "--num-envs 3 --eval-every 400 --checkpoint-every 101",
     "PSDRL, MinAtar breakout, 2 environments": f"--env minatar/breakout {SMALL} --steps 1500 --eval-every 700 "
     "--num-envs 2 --checkpoint-every 131 --forward.iterations 5 --value.iterations 5",
     "PSDRL, Pong (cpu preset, EnvPool), 4 in 2 groups": f"--game Pong --preset cpu {SMALL} --steps 2200 "
