@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,10 @@ def test_resumed_metrics_have_no_duplicates(tmp_path: Path) -> None:
     agent = PsdrlAgent(config, env.spec)
     with pytest.raises(Died):
         train(agent, env, run_callbacks(config), die, Store(tmp_path))
+    saved = latest(tmp_path)  # an exception saves first: a kill would not have
+    assert saved
+    assert saved.name == "checkpoint-530"
+    shutil.rmtree(saved)
     path = latest(tmp_path)
     assert path
     assert path.name == "checkpoint-500"
