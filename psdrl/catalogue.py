@@ -13,11 +13,12 @@ from rich.table import Table
 
 from psdrl.agents import registry
 from psdrl.config import flag, lookup
+from psdrl.envs import listing
 from psdrl.envs.atari import GAMES
-from psdrl.envs.minatar import GAMES as MINATAR_GAMES
 from psdrl.errors import UserError, nearest
 
-BUILT_IN = ("deepsea-10", "deepsea-10-image", *(f"minatar/{game}" for game in MINATAR_GAMES))
+FEW = 6  # names that a line has room for
+EXAMPLES = ("Pong", "deepsea-10", "minatar/breakout", "CartPole-v1", "mymodule:MyEnv-v0")
 
 
 def environment(word: str) -> dict[str, str]:
@@ -27,7 +28,7 @@ def environment(word: str) -> dict[str, str]:
         return {"game": games[word.lower()]}
     if word in gymnasium.registry or word.startswith("deepsea") or "/" in word or ":" in word:
         return {"env": word}
-    hint = nearest(word, [*GAMES, *BUILT_IN, *gymnasium.registry]) or ": psdrl envs lists what there is."
+    hint = nearest(word, [name for *_, names in listing() for name in names]) or ": psdrl envs lists what there is."
     raise UserError(f"Unknown environment {word!r}{hint}")
 
 
@@ -89,25 +90,21 @@ class Envs:
 
 def show_envs(options: Envs, console: Console) -> None:
     """`psdrl envs`."""
-    registered = sorted(name for name in gymnasium.registry if not name.startswith(("ALE/", "phys2d/", "tabular/")))
+    families = listing()
     if options.part is not None:
         part = options.part.lower()
-        found = [name for name in (*GAMES, *BUILT_IN, *registered) if part in name.lower()]
+        found = [name for *_, names in families for name in names if part in name.lower()]
         if not found:
             raise UserError(f"No environment's name contains {options.part!r}: psdrl envs lists the families.")
         for name in found:
             _say(console, f"psdrl train {name}")
         return
-    table = _table("family", "environments", "for example")
-    table.add_row(
-        "Atari", f"{len(GAMES)} games of the paper: psdrl envs shows them by part of a name", "psdrl train Pong"
-    )
-    table.add_row("DeepSea", "deepsea-N, from pictures: deepsea-N-image", "psdrl train deepsea-10")
-    table.add_row("MinAtar", ", ".join(MINATAR_GAMES), "psdrl train minatar/breakout")
-    names = f"{len(registered)} registered, those with discrete actions"
-    table.add_row("gymnasium", names, "psdrl train CartPole-v1")
-    table.add_row("your own", "a module that registers it with gymnasium", "psdrl train mymodule:MyEnv-v0")
+    table = _table("family", "ask for one by", "preset", "there are")
+    for name, usage, suits, names in families:
+        count = f"{len(names)}: psdrl envs PART shows them" if len(names) > FEW else ", ".join(names) or "not installed"
+        table.add_row(name, escape(usage), suits, count)
     console.print(table, highlight=False)
+    _say(console, "For example: " + ", ".join(f"psdrl train {name}" for name in EXAMPLES))
 
 
 def _table(*columns: str) -> Table:
