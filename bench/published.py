@@ -47,8 +47,11 @@ def as_published(agent: PsdrlAgent) -> PsdrlAgent:
     return agent
 
 
-def lookahead(models: Models, sample: SampledModel, value: MinEnsemble, latents: Tensor, hidden: Tensor) -> Lookahead:
-    """`oracle.lookahead` with the |A| actions of all states stacked into one call of every network."""
+def lookahead(
+    models: Models, sample: SampledModel, value: MinEnsemble, latents: Tensor, hidden: Tensor, steps: int = 1
+) -> Lookahead:
+    """`oracle.lookahead` with the |A| actions of all states stacked into one call of every network; one step."""
+    assert steps == 1, "the released code looks one step ahead"
     model, states = models.forward_model, len(latents)
     repeated = latents.repeat_interleave(model.num_actions, 0)
     actions = torch.arange(model.num_actions, device=latents.device).repeat(states)

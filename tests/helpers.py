@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import psdrl
+from psdrl.agents.psdrl import lookahead
 from psdrl.agents.psdrl.agent import PsdrlAgent
 from psdrl.agents.psdrl.flat_model import FlatModel
 from psdrl.agents.psdrl.lookahead import predict
@@ -123,17 +124,32 @@ def hand_net(net: TanhNet | MinEnsemble, x: Array) -> Array:
 
 
 def hand_returns(
-    models: Models, weight: Array, bias: Array, z: Array, h: Array, discount: float, value: MinEnsemble
+    models: Models,
+    weight: Array,
+    bias: Array,
+    z: Array,
+    h: Array,
+    discount: float,
+    value: MinEnsemble,
+    steps: int = 1,
 ) -> tuple[Array, Array]:
-    """Eq. 6 and 7: r^ + gamma 1[omega < 0.5] V(z^, h') (n, A) and h' (n, A, H)."""
+    """Eq. 6 and 7: Q_1 = r^ + gamma 1[omega < 0.5] V(z^, h') (n, A) and h' (n, A, H); for more steps
+    Q_K = r^ + gamma 1[omega < 0.5] Q_{K-1}(z^, h', the action with the largest Q_1 there)."""
     returns, hidden = [], []
+
+    def after(z: Array, h: Array) -> Array:
+        if steps == 1:
+            return hand_net(value, np.concatenate([z, h], 1))
+        arguments = (models, weight, bias, z, h, discount, value)
+        greedy = hand_returns(*arguments)[0].argmax(1)
+        return hand_returns(*arguments, steps - 1)[0][np.arange(len(z)), greedy]
+
     for a in range(models.forward_model.num_actions):
         action = np.full(len(z), a)
         following = hand_hidden(models.forward_model, z, action, h)
         prediction = hand_features(models.forward_model, following, z, action) @ weight.T + bias
         alive = hand_net(models.termination, prediction[:, :-1]) < 0.5
-        ahead = hand_net(value, np.concatenate([prediction[:, :-1], following], 1))
-        returns.append(prediction[:, -1] + discount * alive * ahead)
+        returns.append(prediction[:, -1] + discount * alive * after(prediction[:, :-1], following))
         hidden.append(following)
     return np.stack(returns, 1), np.stack(hidden, 1)
 
@@ -240,9 +256,12 @@ def stored_episodes(replay: Replay) -> list[dict[str, NDArray]]:
 def fast_lookahead(
     models: Models, sample: SampledModel, value: MinEnsemble, latents: torch.Tensor, hidden: torch.Tensor
 ) -> Lookahead:
-    """`oracle.lookahead` by the operations that acting and planning use."""
-    ahead = predict(models.forward_model.fold(sample), models.termination, latents, hidden)
-    return Lookahead(ahead.returns(value), ahead.latents_hidden[..., latents.shape[1] :])
+    """`oracle.lookahead`, as far as `value` looks, by the operations that acting and planning use."""
+    world = models.forward_model.fold(sample)
+    ahead = predict(world, models.termination, latents, hidden)
+    values = lookahead.Lookahead(world, models.termination, value).followed(ahead, latents.shape[1])
+    returns = value.returns(ahead.rewards, ahead.omega, values)
+    return Lookahead(returns, ahead.latents_hidden[..., latents.shape[1] :])
 
 
 def largest_tensor(config: PsdrlConfig, spec: EnvSpec) -> float:

@@ -83,6 +83,7 @@ def factors(found: dict) -> dict[str, list[str]]:
         "device": ["cuda:0", "cuda:1"],
         "replay": ["device", "host"],
         "profile": ["no", "0:1"],
+        "lookahead": ["1", "3"],
     }
 
 
@@ -111,10 +112,10 @@ def doctor(name: str, device: int, *arguments: str) -> Run:
 
 def few(agent: str) -> list[dict[str, str]]:
     """Two rows that differ in everything but the agent."""
-    names = ("mode", "precision", "problem", "environments", "then", "device", "replay", "profile")
+    names = ("mode", "precision", "problem", "environments", "then", "device", "replay", "profile", "lookahead")
     rows = (
-        ("graphs", "tf32", "image", "4 in 2", "resume", "cuda:0", "device", "0:1"),
-        ("eager", "bf16", "vector", "1", "evaluate", "cuda:1", "host", "no"),
+        ("graphs", "tf32", "image", "4 in 2", "resume", "cuda:0", "device", "0:1", "3"),
+        ("eager", "bf16", "vector", "1", "evaluate", "cuda:1", "host", "no", "1"),
     )
     return [{"agent": agent, **dict(zip(names, row, strict=True))} for row in rows]
 
@@ -157,7 +158,7 @@ def table(outcomes: list[Outcome]) -> str:
         here = outcome.here if outcome.devices else {}
         cells = [f"{here.get(key, 0):,}" for key in ("nodes", "graph_launches", "launches")]
         peak = max(outcome.allocated, default=0) / 1e9
-        named = ("environments", "then", "replay", "profile")
+        named = ("environments", "then", "replay", "profile", "lookahead")
         settings = ", ".join(f"{k} {v}" if k in named else v for k, v in outcome.run.settings.items())
         verdict = "; ".join(outcome.problems).replace("|", "/").replace("\n", " ") or "ok"
         lines.append(f"| {outcome.run.name} | {settings} | {outcome.updates} | {' | '.join(cells)} | {peak:.2f} | "

@@ -110,8 +110,8 @@ def training(place: Place, name: str, row: dict[str, str], twin: str | None = No
         "--preset", "debug", "--device", device, "--algo", row["agent"], "--precision", row["precision"],
         "--replay.device", row["replay"], "--eval-every", "0", "--logdir", logdir,
     ]  # fmt: skip
-    if row["problem"] == "grid" and row["agent"] != "bootstrap":
-        arguments += GRID
+    if row["agent"] != "bootstrap":
+        arguments += ["--value.lookahead", row["lookahead"], *(GRID if row["problem"] == "grid" else [])]
     if row["profile"] != "no":
         arguments += ["--profile", row["profile"]]
     commands = [blind("psdrl.train", *arguments, "--steps", str(STEPS))]

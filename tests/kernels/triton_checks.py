@@ -320,20 +320,21 @@ def parts(seed: int) -> Any:
     return models, models.forward_model.sampled(weight)
 
 
-@pytest.mark.parametrize("count", [1, 11])
-def test_lookahead(count: int) -> None:
+@pytest.mark.parametrize(("count", "steps"), [(1, 1), (11, 1), (2, 3)])
+def test_lookahead(count: int, steps: int) -> None:
     """The composition, for acting (6 rows) and planning (66 rows)."""
     from psdrl.agents.psdrl.oracle import lookahead
     from tests.helpers import fast_lookahead
 
     latents, hidden = draws("ieee", (count, 13), (count, 18))
     models, sample = parts(1)
+    models.value.lookahead = steps
     with torch.no_grad():
         result = fast_lookahead(models, sample, models.value, latents, hidden)
-        eager = lookahead(models, sample, models.value, latents, hidden)
+        eager = lookahead(models, sample, models.value, latents, hidden, steps)
         sample.weight, sample.bias = sample.weight.double(), sample.bias.double()
         models.double()
-        exact = lookahead(models, sample, models.value, latents.double(), hidden.double())
+        exact = lookahead(models, sample, models.value, latents.double(), hidden.double(), steps)
     assert error(result.returns, exact.returns) <= 2 * error(eager.returns, exact.returns)
     assert error(result.hidden, exact.hidden) <= 2 * error(eager.hidden, exact.hidden)
 

@@ -20,9 +20,10 @@ def chi_square(counts: NDArray, expected: Array) -> float:
     return float(((counts - expected) ** 2 / expected).sum())
 
 
-def hand_agent_returns(agent: PsdrlAgent, z: Array, h: Array) -> tuple[Array, Array]:
+def hand_agent_returns(agent: PsdrlAgent, z: Array, h: Array, steps: int = 1) -> tuple[Array, Array]:
     weight, bias = agent.model.weight.double().numpy(), agent.model.bias.double().numpy()
-    return hand_returns(agent.models, weight, bias, z, h, agent.config.value.discount, agent.models.acting_value)
+    discount, value = agent.config.value.discount, agent.models.acting_value
+    return hand_returns(agent.models, weight, bias, z, h, discount, value, steps)
 
 
 def acting_agent(**settings: object) -> PsdrlAgent:
@@ -34,14 +35,16 @@ def acting_agent(**settings: object) -> PsdrlAgent:
 
 @pytest.mark.parametrize("path", ["fast", "plain"])
 @pytest.mark.parametrize(
-    ("layers", "rate", "networks"),
-    [(2, 1.0, 1), (3, 1.0, 1), (5, 1.0, 1), (3, 0.5, 1), (3, 1.0, 3)],
-    ids=["2 layers", "3 layers", "5 layers", "averaged", "three networks"],
+    ("layers", "rate", "networks", "steps"),
+    [(2, 1.0, 1, 1), (3, 1.0, 1, 1), (5, 1.0, 1, 1), (3, 0.5, 1, 1), (3, 1.0, 3, 1), (3, 1.0, 1, 3), (5, 1.0, 2, 2)],
+    ids=["2 layers", "3 layers", "5 layers", "averaged", "three networks", "3 steps", "2 steps"],
 )
-def test_greedy_policy_and_hidden_states_over_an_episode(layers: int, rate: float, networks: int, path: str) -> None:
-    """argmax of r + gamma V with the *current* value networks, or the target networks where these are their average; h
-    follows the action taken, per environment."""
-    value = {"target_rate": rate, "networks": networks}
+def test_greedy_policy_and_hidden_states_over_an_episode(
+    layers: int, rate: float, networks: int, steps: int, path: str
+) -> None:
+    """argmax of the K-step return with the *current* value networks, or the target networks where these are their
+    average; h follows the action taken, per environment."""
+    value = {"target_rate": rate, "networks": networks, "lookahead": steps}
     agent = acting_agent(forward={"layers": layers}, value=value, update_path=path)
     unused, used = agent.models.target, agent.models.value
     if rate < 1:
@@ -52,17 +55,19 @@ def test_greedy_policy_and_hidden_states_over_an_episode(layers: int, rate: floa
             parameter.fill_(9.0)
     rng = np.random.default_rng(0)
     h = np.zeros((3, 8))
-    chosen = set()
+    chosen, different = set(), 0
     for t in range(40):
         observations = rng.normal(size=(3, 3), scale=3).astype(np.float32)
         z = observations.astype(np.float64)
-        returns, following = hand_agent_returns(agent, z, h)
+        returns, following = hand_agent_returns(agent, z, h, steps)
         actions = agent.actor.act(observations, epsilon=0.0)
         np.testing.assert_array_equal(actions, returns.argmax(1), err_msg=f"step {t}")
-        h = following[np.arange(3), actions]
+        before, h = h, following[np.arange(3), actions]
         np.testing.assert_allclose(agent.actor.hidden.numpy(), h, atol=1e-5, err_msg=f"step {t}")
         chosen |= set(actions.tolist())
+        different += int((actions != hand_agent_returns(agent, z, before)[0].argmax(1)).sum())
     assert len(chosen) > 1, "the greedy action never changes: the test shows nothing"
+    assert (different > 0) == (steps > 1), "further steps change nothing"
     assert np.ptp(h, axis=0).max() > 1e-3, "the environments' hidden states are all the same"
 
 

@@ -1,4 +1,4 @@
-"""Acting: the greedy policy of the one-step return (Eq. 8), with a hidden state per environment."""
+"""Acting: the greedy policy of the K-step return (Eq. 8; K = 1 in the paper), with a hidden state per environment."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from psdrl.agents.psdrl import oracle
-from psdrl.agents.psdrl.lookahead import predict
+from psdrl.agents.psdrl.lookahead import Lookahead
 from psdrl.agents.psdrl.world_model import SampledModel, SampledWorld
 from psdrl.runtime.device import is_gpu, pinned_empty, uploaded
 from psdrl.runtime.graphs import Step
@@ -104,16 +104,18 @@ class Actor:
         assert self._world is not None
         with agent.execution.autocast():
             latents = models.autoencoder.encode(observations).to(hidden)
-            ahead = predict(self._world, models.termination, latents, hidden)
-            tie_noise = torch.rand(ahead.rewards.shape, generator=self.generator, device=agent.device)
-            actions = ahead.action(models.acting_value, tie_noise)
-        return self._explore(actions, hidden, ahead.latents_hidden[..., latents.shape[1] :], epsilon)
+            shape = len(latents), self._world.num_actions
+            tie_noise = torch.rand(shape, generator=self.generator, device=agent.device)
+            lookahead = Lookahead(self._world, models.termination, models.acting_value)
+            actions, next_hidden = lookahead.action(latents, hidden, tie_noise)
+        return self._explore(actions, hidden, next_hidden, epsilon)
 
     def _decide_plainly(self, observations: Tensor, hidden: Tensor, epsilon: Tensor) -> tuple[Tensor, Tensor]:
         """The same by the oracle."""
         models = self.agent.models
         latents = models.autoencoder.encode(observations)
-        ahead = oracle.lookahead(models, self.model, models.acting_value, latents, hidden)
+        value = models.acting_value
+        ahead = oracle.lookahead(models, self.model, value, latents, hidden, value.lookahead)
         return self._explore(greedy(ahead.returns, self.generator), hidden, ahead.hidden, epsilon)
 
     def _explore(self, actions: Tensor, hidden: Tensor, next_hidden: Tensor, epsilon: Tensor) -> tuple[Tensor, Tensor]:

@@ -181,14 +181,14 @@ class PsdrlAgent(Agent):
         optimisers = (x for o in self.optimisers.values() for entry in o.state.values() for x in entry.values())
         changed = [*self.models.state_dict().values(), *optimisers, self.posterior.mean]
         tensors = [(x, x.detach().clone()) for x in changed if isinstance(x, Tensor)]
-        factors, model = self.posterior.factors, self.model  # an update replaces them
+        factors, eps, model = self.posterior.factors, self.posterior.eps, self.model  # an update replaces them
         rng, generator = self.rng.bit_generator.state, self.generator.get_state()
 
         def undo(streams: bool) -> None:
             with torch.no_grad():
                 for changed, before in tensors:
                     changed.copy_(before)
-            self.posterior.factors, self.model = factors, model
+            self.posterior.factors, self.posterior.eps, self.model = factors, eps, model
             if streams:
                 self.rng.bit_generator.state = rng
                 self.generator.set_state(generator)

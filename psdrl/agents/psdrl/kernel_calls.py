@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 import torch
 
-from psdrl.agents.psdrl.lookahead import Predictions, predict
+from psdrl.agents.psdrl.lookahead import Lookahead, predict
 from psdrl.agents.psdrl.models import Models
 from psdrl.agents.psdrl.planning import value_gradient
 from psdrl.agents.psdrl.settings import PsdrlConfig
+from psdrl.agents.psdrl.world_model import SampledWorld
 from psdrl.envs.vector import EnvSpec
 from psdrl.kernels import checks, dispatch, posterior
 from psdrl.kernels.linear_tanh import linear_tanh
@@ -36,20 +37,20 @@ class KernelCalls(NamedTuple):
         return cls(calls, models.forward_model.output.in_features)
 
 
-def _predictions(models: Models, states: int) -> Predictions:
+def _states(models: Models, states: int) -> tuple[SampledWorld, torch.Tensor, torch.Tensor]:
     world = models.forward_model.fold(models.forward_model.sampled(None))
-    latents = torch.empty(states, models.autoencoder.latent_size)
-    hidden = models.forward_model.no_hidden(states)
-    return predict(world, models.termination, latents, hidden)
+    return world, torch.empty(states, models.autoencoder.latent_size), models.forward_model.no_hidden(states)
 
 
 def _act(models: Models, states: int) -> None:
-    ahead = _predictions(models, states)
-    ahead.action(models.value, torch.empty_like(ahead.rewards))
+    world, latents, hidden = _states(models, states)
+    tie_noise = torch.empty(states, world.num_actions)
+    Lookahead(world, models.termination, models.value).action(latents, hidden, tie_noise)
 
 
 def _plan(models: Models, states: int) -> None:
-    _predictions(models, states).planned(models.target)
+    world, latents, hidden = _states(models, states)
+    predict(world, models.termination, latents, hidden).planned(models.target)
 
 
 def _learn(models: Models, config: PsdrlConfig) -> None:

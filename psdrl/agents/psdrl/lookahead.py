@@ -1,5 +1,7 @@
-"""One-step lookahead over all actions (Eq. 6 and 7): what acting and planning ask of the sampled model, in bulk.
+"""Lookahead over all actions (Eq. 6 and 7): what acting and planning ask of the sampled model, in bulk.
 
+One step is the paper's. Further steps follow V's greedy policy in the sampled model before V is asked:
+Q_K(s, a) = r + gamma 1[omega < 0.5] G_{K-1}(s'), where G_0 = V and G_k(s) = Q_k(s, argmax_a Q_1(s, a)).
 `oracle.lookahead` gives the same numbers with one forward-model call per action."""
 
 from collections.abc import Iterable
@@ -36,10 +38,6 @@ class Predictions(NamedTuple):
         """The targets (n,) of planning."""
         return value.planned(self.rewards, self.omega, self.values(value))
 
-    def action(self, value: MinEnsemble, tie_noise: Tensor) -> Tensor:
-        """The best action (n,), for acting; `tie_noise` (n, A) breaks ties, see `psdrl.kernels.greedy`."""
-        return value.best_action(self.rewards, self.omega, self.values(value), tie_noise)
-
 
 def joined(parts: Iterable[Predictions]) -> Predictions:
     """Predictions of several groups of states as one."""
@@ -57,3 +55,35 @@ def predict(world: SampledWorld, termination: Termination, latents: Tensor, hidd
     omega = termination.fast(joint[:, :latent])
     rewards = prediction[:, latent].to(joint.dtype)
     return Predictions(joint.view(*shape, joint.shape[1]), rewards.view(shape), omega.to(joint).view(shape))
+
+
+class Lookahead(NamedTuple):
+    """K steps in the sampled model, for acting."""
+
+    world: SampledWorld
+    termination: Termination
+    value: MinEnsemble
+
+    def action(self, latents: Tensor, hidden: Tensor, tie_noise: Tensor) -> tuple[Tensor, Tensor]:
+        """The action (n,) with the largest Q_K, and h' of all actions (n, A, H), from latent states (n, Z) and hidden
+        states (n, H); `tie_noise` (n, A) breaks ties, see `psdrl.kernels.greedy`."""
+        ahead = predict(self.world, self.termination, latents, hidden)
+        values = self.followed(ahead, latents.shape[1])
+        action = self.value.best_action(ahead.rewards, ahead.omega, values, tie_noise)
+        return action, ahead.latents_hidden[..., latents.shape[1] :]
+
+    def followed(self, ahead: Predictions, latent: int) -> Tensor:
+        """G_{K-1} (n, A) of what each action leads to. All n A states go on together, with the first of the best
+        actions."""
+        value, shape, values = self.value, ahead.rewards.shape, ahead.values(self.value)
+        passed, state = [], ahead.latents_hidden.flatten(0, 1)
+        for _ in range(value.lookahead - 1):
+            ahead = predict(self.world, self.termination, state[:, :latent], state[:, latent:])
+            values = ahead.values(value)
+            action = value.best_action(ahead.rewards, ahead.omega, values, torch.zeros_like(values))[:, None]
+            state = ahead.latents_hidden.take_along_dim(action[..., None], 1).squeeze(1)
+            passed.append((ahead.rewards.gather(1, action), ahead.omega.gather(1, action)))
+            values = values.gather(1, action)
+        for rewards, omega in reversed(passed):
+            values = value.returns(rewards, omega, values)
+        return values.view(shape)

@@ -110,18 +110,41 @@ class Lookahead(NamedTuple):
     hidden: Tensor  # (n, A, H) h'
 
 
-def lookahead(models: Models, sample: SampledModel, value: MinEnsemble, latents: Tensor, hidden: Tensor) -> Lookahead:
-    """Eq. 6 and 7: one-step returns of all actions from latent states (n, Z) with hidden states (n, H)."""
-    forward_model, returns, next_hidden = models.forward_model, [], []
-    for action in range(forward_model.num_actions):
+def step(models: Models, sample: SampledModel, z: Tensor, actions: Tensor, hidden: Tensor) -> tuple[Tensor, ...]:
+    """z^ (n, Z), h' (n, H), r^ (n,) and 1[omega < 0.5] (n,) of one action (n,) per state."""
+    forward_model = models.forward_model
+    h = forward_model.next_hidden(z, actions, hidden)
+    prediction = forward_model.predicted(forward_model.features(h, z, actions), sample.weight, sample.bias)
+    following = prediction[:, :-1]
+    return following, h, prediction[:, -1], models.termination(following) < THRESHOLD
+
+
+def lookahead(
+    models: Models, sample: SampledModel, value: MinEnsemble, latents: Tensor, hidden: Tensor, steps: int = 1
+) -> Lookahead:
+    """Eq. 6 and 7: K-step returns of all actions from latent states (n, Z) with hidden states (n, H)."""
+    returns, next_hidden = [], []
+    for action in range(models.forward_model.num_actions):
         actions = torch.full((len(latents),), action, device=latents.device)
-        h = forward_model.next_hidden(latents, actions, hidden)
-        prediction = forward_model.predicted(forward_model.features(h, latents, actions), sample.weight, sample.bias)
-        z, reward = prediction[:, :-1], prediction[:, -1]
-        alive = models.termination(z) < THRESHOLD
-        returns.append(reward + value.discount * torch.where(alive, value(torch.cat([z, h], 1)), 0.0))
+        z, h, reward, alive = step(models, sample, latents, actions, hidden)
+        after = followed(models, sample, value, z, h, steps - 1)
+        returns.append(reward + value.discount * torch.where(alive, after, 0.0))
         next_hidden.append(h)
     return Lookahead(torch.stack(returns, 1), torch.stack(next_hidden, 1))
+
+
+def followed(
+    models: Models, sample: SampledModel, value: MinEnsemble, latents: Tensor, hidden: Tensor, steps: int
+) -> Tensor:
+    """The return (n,) of V's greedy policy for so many steps of the sampled model, then V; of equally good actions it
+    takes the first."""
+    if not steps:
+        return value(torch.cat([latents, hidden], 1))
+    returns = lookahead(models, sample, value, latents, hidden).returns
+    actions = torch.isclose(returns, returns.amax(1, keepdim=True)).int().argmax(1)
+    z, h, reward, alive = step(models, sample, latents, actions, hidden)
+    after = followed(models, sample, value, z, h, steps - 1)
+    return reward + value.discount * torch.where(alive, after, 0.0)
 
 
 def train_value(

@@ -67,6 +67,8 @@ class Posterior:
         self.priors = self.mean.new_tensor([group.prior for group in self.groups])
         self.noises = self.mean.new_tensor([group.noise for group in self.groups])
         self.factors = self.mean.new_empty(0, features, features)
+        self.resample = p.resample
+        self.eps = self.mean.new_empty(0, outputs, features)  # of the last draw, if others may share it
         if self.rule != "none":
             self.fit(empty)
 
@@ -129,25 +131,35 @@ class Posterior:
 
     @torch.no_grad()
     def draw(self, generator: torch.Generator) -> Tensor:
-        """Line 10: W~ (Z + 1, k); exact: w = mu + L^-T eps, released: w = mu + eps C."""
-        return self.draws(1, generator)[0]
+        """Line 10: W~ (Z + 1, k); exact: w = mu + L^-T eps, released: w = mu + eps C. With probability 1 - resample
+        eps is that of the last draw."""
+        if self.resample == 1:
+            return self.draws(1, generator)[0]
+        new = torch.rand((), generator=generator, device=self.mean.device) < self.resample
+        if new or not len(self.eps):
+            self.eps = self._noise(1, generator)  # a new tensor: `undoing` keeps the old one
+        return self.draws(1, generator, self.eps)[0]
+
+    def _noise(self, samples: int, generator: torch.Generator) -> Tensor:
+        return self.mean.new_empty(samples, *self.mean.shape).normal_(generator=generator)
 
     @torch.no_grad()
-    def draws(self, samples: int, generator: torch.Generator) -> Tensor:
-        """S models (S, Z + 1, k) from one factor."""
+    def draws(self, samples: int, generator: torch.Generator, eps: Tensor | None = None) -> Tensor:
+        """S models (S, Z + 1, k) from one factor; eps (S, Z + 1, k) is drawn if not given."""
         if self.rule == "mean":
             return self.mean.repeat(samples, 1, 1)
         if self.rule != "released":
-            return posterior_sample(self.factors, self.mean, self.sizes, None, samples, generator)
-        eps = self.mean.new_empty(samples, *self.mean.shape).normal_(generator=generator)
+            return posterior_sample(self.factors, self.mean, self.sizes, eps, samples, generator)
+        eps = self._noise(samples, generator) if eps is None else eps
         noise = [part @ factor for part, factor in zip(eps.split(self.sizes, 1), self.factors, strict=True)]
         return self.mean + torch.cat(noise, 1)
 
     def state_dict(self) -> dict[str, Any]:
-        """Mean and factors."""
-        return {"mean": self.mean, "factors": self.factors}
+        """Mean, factors and the noise that later draws may share."""
+        return {"mean": self.mean, "factors": self.factors, "eps": self.eps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` gave."""
         self.mean.copy_(state["mean"])
         self.factors = state["factors"].to(self.mean.device)
+        self.eps = state["eps"].to(self.mean.device)

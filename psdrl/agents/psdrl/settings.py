@@ -103,6 +103,9 @@ class ValueConfig:
     ours: docs/experiments.md]"""
     discount: float = 0.99
     """Discount factor gamma. [paper]"""
+    lookahead: int = 1
+    """Steps K that acting looks ahead in the sampled model: each action, then K - 1 steps of V's greedy policy, then V.
+    [paper: 1; ours: docs/learning.md]"""
     sweep: Literal["paper", "episode", "backward"] = "paper"
     """How planning goes through a batch. paper: with time, h = 0 at the start of a sequence. episode: every state has
     the h of its episode, as in acting; sequences of L steps from zero never see the hidden states of long episodes.
@@ -121,6 +124,10 @@ class PosteriorConfig:
     """Prior variances sigma_S^2 of latent state parameters and sigma_R^2 of reward parameters; one: both. [paper]"""
     noise: tuple[float, ...] = (1.0, 1.0)
     """Noise variances sigma^2 of latent targets and of the reward; one: both. [paper: 1 for all]"""
+    resample: float = 1.0
+    """Probability that an update draws new noise eps for w = mu + L^-T eps. Below 1 a draw lasts several updates: it
+    follows the posterior with the same eps, and planning has the time to follow it. [paper: 1; ours:
+    docs/experiments.md]"""
 
 
 @dataclass(frozen=True)

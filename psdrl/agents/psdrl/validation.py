@@ -23,6 +23,7 @@ _MINIMA = {
     "value.units": 1,
     "value.iterations": 0,
     "value.networks": 1,
+    "value.lookahead": 1,
     "value.target_every": 1,
     "replay.capacity": 1,
     "replay.batch": 1,
@@ -36,6 +37,7 @@ _POSITIVE = (
     "termination.weight",
     "value.learning_rate",
     "value.target_rate",
+    "posterior.resample",
 )
 
 
@@ -43,7 +45,7 @@ def check(config: "PsdrlConfig") -> None:
     """Refuse what cannot work, with one sentence that says what to do."""
     at_least(config, _MINIMA)
     positive(config, _POSITIVE)
-    shares(config, ("policy.epsilon", "value.random_share"))
+    shares(config, ("policy.epsilon", "posterior.resample", "value.random_share"))
     if config.value.target_rate > 1:
         raise UserError(f"--value.target-rate is {config.value.target_rate} but must be at most 1, which copies.")
     if not 0 <= config.value.discount < 1:

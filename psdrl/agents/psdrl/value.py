@@ -19,7 +19,8 @@ class MinEnsemble(nn.ModuleList):
 
     def __init__(self, inputs: int, config: ValueConfig) -> None:
         super().__init__(TanhNet(inputs, config.units, config.layers) for _ in range(config.networks))
-        self.discount, self._share, self._rate = config.discount, config.random_share, config.target_rate
+        self.discount, self.lookahead = config.discount, config.lookahead
+        self._share, self._rate = config.random_share, config.target_rate
 
     def networks(self) -> list[TanhNet]:
         """The networks."""

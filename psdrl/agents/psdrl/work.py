@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from psdrl.agents.psdrl.lookahead import predict
+from psdrl.agents.psdrl.lookahead import Lookahead
 from psdrl.agents.psdrl.models import Models, make_encoder
 from psdrl.agents.psdrl.networks import TanhNet
 from psdrl.agents.psdrl.rollout import TABLE_BYTES
@@ -16,8 +16,9 @@ from psdrl.kernels.linear_tanh.aten import linear_tanh
 from psdrl.runtime import work
 from psdrl.runtime.work import Loop, Phase, Trial, Work, adam, count, layers, weights
 
-# Operations, counted with a dispatch mode at the cpu preset: per GRU step with and without gradients, per call.
-GRU_STEP, GRU_SCAN, PREDICT, ACT, SOLVE = 32, 14, 30, 66, 50
+# Operations, counted with a dispatch mode at the cpu preset: per GRU step with and without gradients, per call
+# (FURTHER: per step that acting looks ahead beyond the first).
+GRU_STEP, GRU_SCAN, PREDICT, ACT, FURTHER, SOLVE = 32, 14, 30, 66, 45, 50
 # Times that an activation crosses memory, besides the products that make and read it. Training: the bias is added
 # (read, written), ReLU, its gradient (two read, one written), the bias's gradient (read); compiled without the first
 # two and the last. Encoding: bias and ReLU. Products: written, read; training also reads it and its gradient (twice)
@@ -138,12 +139,14 @@ class PsdrlWorkload(work.Workload):
         models = self.models
 
         def decide(frames: Tensor, hidden: Tensor) -> None:
-            ahead = predict(self.sampled, models.termination, models.autoencoder.encode(frames), hidden)
-            ahead.action(models.value, torch.empty_like(ahead.rewards))
+            tie_noise = torch.empty(rows, self.spec.num_actions)
+            lookahead = Lookahead(self.sampled, models.termination, models.value)
+            lookahead.action(models.autoencoder.encode(frames), hidden, tie_noise)
 
         with torch.device("meta"), dispatch.force("reference"):
             found = count(decide, self._frames(rows), torch.empty(rows, self.hidden))
-        one = Work(flops=2 * found.macs, weights=found.weights, casts=found.weights, launches=ACT)
+        launches = ACT + FURTHER * (self.config.value.lookahead - 1)
+        one = Work(flops=2 * found.macs, weights=found.weights, casts=found.weights, launches=launches)
         return Loop((one,), captured=True)
 
     def memory(self) -> dict[str, float]:
