@@ -57,7 +57,8 @@ bench: $(READY)
 
 learn: $(READY)
 	$(BIN)/python -m psdrl.experiments.learn --jobs 2 --results $(RESULTS)
-	$(BIN)/python -m psdrl.experiments.figures $(RESULTS)
+	$(BIN)/psdrl report $(RESULTS) --out build/report
+	cp build/report/TABLE.md build/report/sheets/*.png $(RESULTS)/
 
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

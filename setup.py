@@ -138,6 +138,7 @@ setup(
     # psdrl/kernels in the tree is a link to kernels/, and find_packages follows links.
     packages=find_packages(include=["psdrl", "psdrl.*"], exclude=KERNELS) + KERNELS,
     package_dir={"psdrl": "psdrl", "psdrl.kernels": "kernels"},
+    package_data={"psdrl.report": ["data/*", "page/*"]},
     include_package_data=False,  # MANIFEST.in is for the sdist
     **extension(),
 )

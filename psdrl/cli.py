@@ -17,7 +17,8 @@ from psdrl.cost import forecast as cost
 from psdrl.errors import UserError
 from psdrl.flags.help import print_all, print_common
 from psdrl.flags.parse import command, parse, parse_known
-from psdrl.run import evaluate
+from psdrl.report import command as report
+from psdrl.run import evaluate, probe
 from psdrl.run import train as training
 from psdrl.run.checkpoint import read_config
 from psdrl.version import __version__
@@ -133,16 +134,28 @@ def predict(arguments: list[str]) -> int:
     return 0
 
 
+def ask(arguments: list[str]) -> int:
+    """`psdrl probe`."""
+    return probe.run(command(probe.Probe, arguments, "psdrl probe"))
+
+
 def examine(arguments: list[str]) -> int:
     """`psdrl doctor`."""
     return doctor.run(command(doctor.Doctor, arguments, "psdrl doctor"))
 
 
+def show(arguments: list[str]) -> int:
+    """`psdrl report`."""
+    return report.run(command(report.Report, arguments, "psdrl report"))
+
+
 COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "train": (train, "train an agent: psdrl train Pong, psdrl train deepsea-10"),
     "evaluate": (play, "play trained agents: psdrl evaluate RUN --video out.mp4"),
+    "report": (show, "tables and figures of runs beside the paper's: psdrl report runs"),
     "presets": (presets, "what each preset changes of the paper's settings"),
     "envs": (envs, "environments that can be trained on"),
+    "probe": (ask, "ask the models of a run what they know: psdrl probe RUN"),
     "cost": (predict, "predict hours and memory of a run"),
     "doctor": (examine, "check kernels, modes and speed on this machine"),
 }

@@ -5,6 +5,7 @@ Which of the two actions is "right" is drawn once per cell, from a fixed seed, a
 """
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
@@ -16,6 +17,16 @@ def deepsea_size(env: str | None) -> int | None:
     """N of deepsea-N or deepsea-N-image; None for any other name."""
     match = re.fullmatch(r"deepsea-(\d+)(-image)?", env or "")
     return int(match[1]) if match else None
+
+
+SOLVED, WINDOW = 40, 50  # DeepSea is solved when the treasure was reached in 40 of 50 consecutive episodes
+
+
+def solved_after(returns: Sequence[float]) -> int | None:
+    """Episodes until DeepSea counts as solved: the end of the first such window; None: it is not solved."""
+    hits = [score > 0.5 for score in returns]
+    ends = range(SOLVED, len(hits) + 1)
+    return next((end for end in ends if sum(hits[max(0, end - WINDOW) : end]) >= SOLVED), None)
 
 
 class DeepSea(gymnasium.Env[NDArray, np.int64]):

@@ -58,6 +58,9 @@ class GymVector(VectorEnv):
             lane.faults.clear()
         return found
 
+    def labels(self) -> dict[str, float]:
+        return self.lanes[0].labels()
+
     def render(self) -> NDArray[np.uint8]:
         frame = self.lanes[0].render()
         if frame is None:

@@ -194,6 +194,16 @@ class Lane:
         """Lives left in an Atari game."""
         return self.env.unwrapped.ale.lives()  # type: ignore[attr-defined]
 
+    def labels(self) -> dict[str, float]:
+        """The console's memory, or the `state` that classic control problems have."""
+        inside = self.env.unwrapped
+        if console := getattr(inside, "ale", None):
+            return {f"ram {i}": float(byte) for i, byte in enumerate(console.getRAM())}
+        state = getattr(inside, "state", None)
+        numbers = np.asarray(() if state is None else state)
+        kept = numbers.ravel() if numbers.dtype.kind in "biuf" else ()
+        return {f"state {i}": float(x) for i, x in enumerate(kept)}
+
     def render(self) -> Any:
         """A picture, if made for it."""
         return self.env.render()

@@ -45,6 +45,9 @@ class Layer(VectorEnv):
     def faults(self) -> list[str]:
         return self.env.faults()
 
+    def labels(self) -> dict[str, float]:
+        return self.env.labels()
+
     def render(self) -> NDArray[np.uint8]:
         return self.env.render()
 

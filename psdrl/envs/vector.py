@@ -97,6 +97,10 @@ class VectorEnv(ABC):
         """A sentence for each failure of an environment since the last call."""
         return []
 
+    def labels(self) -> dict[str, float]:
+        """Numbers that tell the true state of the first environment, by name; none where nobody tells."""
+        return {}
+
     @property
     def groups(self) -> "list[VectorEnv]":
         """Parts that can be sent to and received from on their own, in order of their environments."""

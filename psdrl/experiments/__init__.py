@@ -1,1 +1,1 @@
-"""Learning experiments: runs, figures, probes."""
+"""Learning experiments."""

@@ -1,7 +1,7 @@
 """Does it learn? `python -m psdrl.experiments.learn deepsea-10 --seeds 0 1 2 3 4 --methods psdrl released`.
 
 Each case (environment, method, seed) is one training run and one line of results/SUITE/METHOD.jsonl.gz
-(`records.py`); what is stored already is not run again. While a run is under way its result so far is in a
+(`psdrl/run/records.py`); what is stored already is not run again. While a run is under way its result so far is in a
 hidden file of the results directory. Without environments: the ladder of `make learn`."""
 
 import argparse
@@ -25,15 +25,14 @@ from psdrl.cli import parse_train
 from psdrl.config import Config
 from psdrl.envs import make_env
 from psdrl.envs.atari import GAMES
-from psdrl.envs.deepsea import deepsea_size
+from psdrl.envs.deepsea import deepsea_size, solved_after
 from psdrl.errors import UserError
-from psdrl.experiments import records
-from psdrl.experiments.records import Run
+from psdrl.run import records
 from psdrl.run.callbacks import Scalars
 from psdrl.run.loop import train
+from psdrl.run.records import Run
 
 RESULTS = Path("results")
-SOLVED, WINDOW = 40, 50  # DeepSea is solved when the treasure was reached in 40 of 50 consecutive episodes
 SAVE_EVERY = 180.0  # seconds between two writes of an unfinished run, which take milliseconds
 FLAGS = ["--eval-every", "0", "--checkpoint-every", "0", "--device", "cpu"]  # they change nothing that is learned
 
@@ -132,10 +131,8 @@ class Trace(Scalars):
             self.saved = time.perf_counter()
 
     def solved(self) -> int | None:
-        """Episode that ends the first window in which DeepSea counts as solved."""
-        hits = [score > 0.5 for score in self.returns]
-        ends = range(SOLVED, len(hits) + 1)
-        return next((end for end in ends if sum(hits[max(0, end - WINDOW) : end]) >= SOLVED), None)
+        """Episodes until DeepSea counts as solved."""
+        return solved_after(self.returns)
 
     def done(self) -> bool:
         return self.treasure and bool(self.returns) and self.returns[-1] > 0.5 and self.solved() is not None

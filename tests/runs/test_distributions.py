@@ -28,8 +28,9 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 
 
 def modules() -> set[str]:
-    """The modules of the package, as they are installed."""
-    paths = [*(ROOT / "psdrl").rglob("*.py"), *(ROOT / "kernels").rglob("*.py")]
+    """The modules of the package and the data of `psdrl report`, as they are installed."""
+    data = [path for folder in ("data", "page") for path in (ROOT / "psdrl" / "report" / folder).iterdir()]
+    paths = [*(ROOT / "psdrl").rglob("*.py"), *(ROOT / "kernels").rglob("*.py"), *data]
     here = {path.relative_to(ROOT).as_posix() for path in paths}
     own = {name for name in here if not name.startswith("psdrl/kernels/")}
     return {name if name.startswith("psdrl/") else f"psdrl/{name}" for name in own}
@@ -150,9 +151,10 @@ class Venv:
         short = ("--steps", "120", "--preset", "debug")
         learn = ("python", "-m", "psdrl.experiments.learn", "CartPole-v1", "--seeds", "0", "--methods", "psdrl")
         self.run(*learn, "--results", "mine", "--extra", *short)
-        self.run("python", "-m", "psdrl.experiments.figures", "mine")
-        assert (self.folder / "mine" / "control.png").stat().st_size
-        self.run("python", "-m", "psdrl.experiments.probe", "--env", "CartPole-v1", *short)
+        self.run("psdrl", "report", "mine", "--out", "page")
+        assert (self.folder / "page" / "sheets" / "control.png").stat().st_size
+        self.run("psdrl", "train", "CartPole-v1", *short, "--logdir", "look")
+        self.run("psdrl", "probe", "look")
 
 
 @pytest.mark.slow

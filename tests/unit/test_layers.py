@@ -18,7 +18,7 @@ ORDER = (
     ("psdrl.run",),
     ("psdrl.api",),
     ("psdrl",),  # psdrl/__init__.py: what `from psdrl import ...` offers
-    ("psdrl.doctor", "psdrl.catalogue"),
+    ("psdrl.doctor", "psdrl.catalogue", "psdrl.report"),
     ("psdrl.cli",),
     ("psdrl.experiments",),
     ("psdrl.train", "psdrl.evaluate"),  # python -m psdrl.train

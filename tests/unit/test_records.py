@@ -11,8 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from psdrl.experiments import figures, learn, records
-from psdrl.experiments.records import Damaged, Run
+from psdrl.experiments import learn
+from psdrl.report import measured, outcomes, protocols
+from psdrl.run import records
+from psdrl.run.records import Damaged, Run
 
 ROOT = Path(__file__).parents[2]
 
@@ -62,7 +64,7 @@ APPEND = """
 import sys
 from dataclasses import replace
 from pathlib import Path
-from psdrl.experiments import records
+from psdrl.run import records
 results, (like,) = Path(sys.argv[1]), records.read(Path(sys.argv[2]))
 print("ready", flush=True)
 sys.stdin.readline()
@@ -242,114 +244,14 @@ def test_thinned_updates():
     assert thin["loss/autoencoder"] == [None, 2.0, *[None] * 27]
 
 
-def test_shown_curves():
-    """Every legend entry has a curve; curves end together, where the shortest method does, but for far longer runs, and
-    what comes later is in the legend."""
-    axes = figures.plt.subplots()[1]
-    episodes = {"returns": [1.0, 2.0, 3.0], "ends": [1000, 2000, 3000], "steps": 3000}
-    methods = {
-        "psdrl": [make(env="CartPole-v1", seed=0, **episodes), make(env="CartPole-v1", seed=1, **episodes)],
-        "random": [make(env="CartPole-v1", **episodes)],
-        "mine": [make(env="CartPole-v1", returns=[0.0], ends=[900], steps=2000)],
-        "long": [make(env="CartPole-v1", returns=[0.0], ends=[900], steps=6001)],
-    }
-    figures.panel(axes, "CartPole-v1", methods)
-    lines = {line.get_label(): np.asarray(line.get_xydata()).T.tolist() for line in axes.lines}
-    labels = axes.get_legend_handles_labels()[1]
-    assert labels == ["PSDRL (2; 2 at 3k)", "random play (1)", "mine (1)", "long (1)"]
-    assert list(lines) == labels
-    assert {name: x[-1] for name, (x, _) in lines.items()} == {
-        "PSDRL (2; 2 at 3k)": 2,
-        "random play (1)": 1,  # across the whole panel
-        "mine (1)": 2,
-        "long (1)": 6.001,
-    }
-    assert lines["PSDRL (2; 2 at 3k)"][1][-1] == pytest.approx(1.5)
-    figures.plt.close("all")
-
-
-@pytest.mark.parametrize(("count", "rows"), [(1, [1]), (2, [2]), (3, [3]), (4, [2, 2]), (5, [3, 2]), (7, [3, 2, 2])])
-def test_rows_of_panels_fill_the_width(count, rows):
-    at, (tall, columns) = figures.cells(count)
-    assert tall == len(rows)
-    for row, width in enumerate(rows):
-        places = [place for r, place in at if r == row]
-        assert len(places) == width
-        assert [place.start for place in places] == [0, *(place.stop for place in places[:-1])]
-        assert places[-1].stop == columns
-
-
-def test_growth_with_n_has_methods_that_most_seeds_solved():
-    """A seed that did not solve it is a hollow mark where its run ended, and counts in the median."""
-
-    def runs(*solved: int | None) -> list[Run]:
-        ends = [list(range(1, (episodes or 1000) + 1)) for episodes in solved]
-        return [make(solved=s, returns=[0.0] * len(e), ends=e) for s, e in zip(solved, ends, strict=True)]
-
-    envs = {
-        "deepsea-10": {"psdrl": runs(100, 120, 110), "bootstrap": runs(300, 400, None), "mean": runs(None, 90, None)},
-        "deepsea-14": {"psdrl": runs(200, 220, 210), "bootstrap": runs(500, None, 600), "mean": runs(80)},
-        "deepsea-20": {"psdrl": runs(300)},
-    }
-    found = figures.growth(envs)
-    assert {method: list(by_size) for method, by_size in found.items()} == {
-        "psdrl": [10, 14, 20],
-        "bootstrap": [10, 14],
-    }
-    axes = figures.plt.subplots()[1]
-    figures.sizes(axes, found)
-    medians = {str(line.get_label()): np.asarray(line.get_ydata()).tolist() for line in axes.lines}
-    assert medians["PSDRL (line: median)"] == [110, 210, 300]
-    assert medians["Bootstrapped DQN + priors (line: median)"] == [400, 600]
-    hollow = [
-        line.get_ydata() for line in axes.lines if line.get_marker() == "^" and line.get_markerfacecolor() == "none"
-    ]
-    assert hollow == [[1000], [1000]]
-    figures.plt.close("all")
-
-
-def test_far_longer_runs_have_a_panel_of_their_own():
-    psdrl, mine, mean = [make(steps=30)], [make(steps=40)], [make(steps=30)]
-    assert figures.panels("e", {"psdrl": psdrl, "bootstrap": mine}) == [("e", {"psdrl": psdrl, "bootstrap": mine})]
-    far = [make(steps=300)]
-    assert figures.panels("e", {"psdrl": psdrl, "bootstrap": far}) == [("e", {"psdrl": psdrl, "bootstrap": far})]
-    assert figures.panels("e", {"psdrl": psdrl, "bootstrap": far, "mean": mean, "option": mine}) == [
-        ("e", {"psdrl": psdrl, "mean": mean}),
-        ("e, longer runs", {"psdrl": psdrl, "bootstrap": far}),
-        ("e, one option changed", {"psdrl": psdrl, "option": mine}),
-    ]
-    assert figures.panels("e", {"mean": mean}) == [("e", {"mean": mean})]
-    assert figures.panels("e", {"option": mine}) == [("e", {"option": mine})]
-
-
-def test_one_command_makes_all_figures(tmp_path, monkeypatch):
-    """Also of few runs: one size of DeepSea, none of it solved, one method."""
-    many = {"returns": [0.0] * 40, "ends": list(range(10, 410, 10))}
-    for env, method in [("deepsea-5", "psdrl"), ("Pong", "mine"), ("minatar/asterix", "random"), ("a:B-v0", "psdrl")]:
-        records.append(tmp_path, make(env=env, method=method, **many))
-    monkeypatch.setattr(sys, "argv", ["figures", str(tmp_path)])
-    figures.main()
-    shown = {"deepsea.png", "atari.png", "minatar.png", "control.png", "TABLE.md"}
-    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {*shown, ".lock"}
-    assert (tmp_path / "TABLE.md").read_text().count("| 0 |") == 4
-    (tmp_path / "deepsea/psdrl.jsonl.gz").write_text("spoiled")
-    with pytest.raises(SystemExit, match="no sound gzip file"):
-        figures.main()
-
-
-def test_of_several_budgets_the_longest_is_shown():
-    short, long, other = make(), make(budget=8000, steps=8000), make(seed=1)
-    assert figures.by_env([long, other, short]) == {"deepsea-10": {"psdrl": [long, other]}}
-
-
 @pytest.fixture(scope="module")
 def stored() -> tuple[list[Run], list[Run]]:
     return records.load(ROOT / "results"), records.read(ROOT / "results" / records.ARCHIVE)
 
 
 def test_the_table_is_made_from_the_files(stored):
-    table = figures.table(*map(figures.by_env, stored))
-    assert (ROOT / "results/TABLE.md").read_text() == table, "python -m psdrl.experiments.figures makes it anew"
+    groups = protocols.group(protocols.unique(outcomes.find([ROOT / "results"]).outcomes)[0])
+    assert (ROOT / "results/TABLE.md").read_text() == measured.table(groups), "make learn makes it anew"
     assert all(np.isfinite(run.returns).all() for runs in stored for run in runs)
 
 

@@ -1,0 +1,141 @@
+"""From paths to a directory with the page, figures and tables."""
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from psdrl.envs.deepsea import deepsea_size
+from psdrl.errors import UserError
+from psdrl.report import bars, curves, diving, measured, outcomes, page, protocols, style
+from psdrl.report.outcomes import Outcome
+from psdrl.report.page import Section
+from psdrl.report.protocols import Group
+from psdrl.report.style import Drawing, Picture
+from psdrl.report.tables import Table, tables
+
+MARK = ".psdrl-report"  # in a directory that we may write over
+FOLDERS = ("figures", "sheets", "tables")
+ORDER = {
+    "table1": "atari",
+    "scores": "scores",
+    "differences": "comparisons",
+    "improvement": "comparisons",
+    "deepsea": "deepsea",
+    "runtime": "runtime",
+    "protocols": "runs",
+    "runs": "runs",
+}
+TITLES = {
+    "atari": "Atari, as the paper sums it up",
+    "scores": "Scores",
+    "comparisons": "Comparisons",
+    "deepsea": "DeepSea",
+    "curves": "Learning curves",
+    "runtime": "Run time",
+    "runs": "Runs and protocols",
+}
+
+
+class Made(NamedTuple):
+    """What was written."""
+
+    page: Path
+    runs: int
+    figures: int
+    notices: list[str]
+
+
+def build(paths: Iterable[Path], out: Path, live: bool = False) -> Made:
+    """Write the report of all runs at these paths; raises UserError if there are none."""
+    check_out(out)
+    found = outcomes.find(paths)
+    if not found.outcomes and not live:
+        reasons = f" ({found.unreadable[0]})" if found.unreadable else ""
+        raise UserError(f"No run was found{reasons}: name directories of psdrl train, or files of results/.")
+    runs, twice = protocols.unique(found.outcomes)
+    groups = protocols.group(runs)
+    said = protocols.notices(groups) + twice
+    made = tables(groups)
+    shown = curves.panels(groups)
+    pictures = {name: [style.picture(d) for d in each] for name, each in _drawings(groups, shown).items()}
+    sections = _sections(made, pictures)
+    files = _files(made, [p for each in pictures.values() for p in each], list(_sheets(groups, shown)))
+    files["TABLE.md"] = measured.table(groups).encode()
+    text = page.render(sections, said, found.unreadable, _summary(runs), live)
+    _write(out, files | {"index.html": text.encode()})
+    return Made(out / "index.html", len(runs), sum(map(len, pictures.values())), said + found.unreadable)
+
+
+def check_out(out: Path) -> None:
+    """Refuse to write where something else lies."""
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out} is a file: name a directory.")
+    if out.exists() and any(out.iterdir()) and not (out / MARK).exists():
+        raise UserError(f"--out {out} is not empty and holds no report: use another.")
+
+
+def _drawings(groups: list[Group], shown: list[curves.Panel]) -> dict[str, list[Drawing]]:
+    """By section."""
+    made: dict[str, list[Drawing]] = {"comparisons": [], "deepsea": [], "curves": list(curves.drawings(shown))}
+    for number, group in enumerate(groups, 1):
+        if group.protocol.archive:
+            continue
+        made["comparisons"] += bars.drawings(group, number)
+        if group.protocol.suite == "deepsea":
+            made["deepsea"].append(diving.drawing(group.envs, f"deepsea-{number}"))
+    return made
+
+
+def _sheets(groups: list[Group], shown: list[curves.Panel]) -> Iterator[Picture]:
+    """One sheet per suite, for papers and READMEs: of DeepSea episodes until solved, of others all curves."""
+    for kind in sorted({panel.setting.suite for panel in shown}):
+        if kind == "deepsea":
+            diver = next(g for g in groups if g.protocol.suite == kind and not g.protocol.archive)
+            yield style.picture(diving.drawing(diver.envs, kind))
+        else:
+            yield style.picture(curves.sheet(kind, [panel for panel in shown if panel.setting.suite == kind]))
+
+
+def _sections(made: list[Table], pictures: dict[str, list[Picture]]) -> list[Section]:
+    found = []
+    for name, title in TITLES.items():
+        mine = [table for table in made if ORDER[table.name] == name]
+        if mine or pictures.get(name):
+            found.append(Section(name, title, pictures.get(name, []), mine))
+    return found
+
+
+def _summary(runs: list[Outcome]) -> str:
+    envs, agents = {run.env for run in runs}, {run.agent for run in runs if not run.archive}
+    games = len({env for env in envs if not deepsea_size(env)})
+    open_runs = sum(not run.finished for run in runs)
+    text = f"{len(runs)} runs of {len(agents)} agents on {len(envs)} environments"
+    text += f" ({games} besides DeepSea)" if games < len(envs) else ""
+    return text + (f"; {open_runs} not finished." if open_runs else ".")
+
+
+def _files(made: list[Table], pictures: list[Picture], sheets: list[Picture]) -> dict[str, bytes]:
+    files = {f"tables/{table.name}.csv": table.csv().encode() for table in made}
+    for folder, several in (("figures", pictures), ("sheets", sheets)):
+        for each in several:
+            files |= {f"{folder}/{each.name}.png": each.png, f"{folder}/{each.name}.svg": each.svg}
+    return files
+
+
+def _write(out: Path, files: dict[str, bytes]) -> None:
+    """Each file at once, the page last; what an earlier report left beside them is removed."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / MARK).touch()
+        for folder in FOLDERS:
+            (out / folder).mkdir(exist_ok=True)
+            for old in (out / folder).iterdir():
+                if f"{folder}/{old.name}" not in files and not old.is_dir():
+                    old.unlink()
+        for name, data in files.items():
+            beside = out / f"{name}.new"
+            beside.write_bytes(data)
+            os.replace(beside, out / name)
+    except OSError as error:
+        raise UserError(f"--out {out} cannot be written ({error.strerror}): use another.") from None
