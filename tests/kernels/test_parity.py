@@ -74,6 +74,12 @@ CASES: dict[str, dict[str, Any]] = {
         "forward": {"recurrent": 0},
         "value": {"sweep": "backward", "iterations": 2},
     },
+    "no-memory-merged": {
+        "kind": "vector",
+        "different": 4,
+        "forward": {"recurrent": 0},
+        "value": {"sweep": "backward", "target_every": 1, "networks": 2, "iterations": 2},
+    },
     "no-memory-grid": {"kind": "grid", "different": 3, "grid": True, "forward": {**INPUTS, "recurrent": 0}},
     "no-memory-released": {
         "kind": "vector",
@@ -115,6 +121,21 @@ def test_each_state_is_predicted_once_as_far_as_memory_goes(table, monkeypatch):
     drawn, stored = 5 * 4 * 9, fast.replay.transitions
     assert stored / 2 < sum(rows) <= stored if table == 2**29 else stored < sum(rows) < drawn
     assert max(rows) <= 40 // 3
+
+
+def test_equal_states_of_a_gradient_step_are_merged(monkeypatch):
+    agent = debug_agent("fast", torch.float64, **CASES["no-memory-merged"])
+    rows, gradient = [], planning.value_gradient
+
+    def counted(value, states, *others):
+        rows.append(len(states))
+        return gradient(value, states, *others)
+
+    monkeypatch.setattr(planning, "value_gradient", counted)
+    agent.update()
+    assert len(rows) == 2 * 2 * 9
+    assert max(rows) <= agent.config.replay.batch
+    assert sum(rows) < 0.9 * agent.config.replay.batch * len(rows)
 
 
 @pytest.mark.parametrize("phase", ["autoencoder", "forward", "posterior", "value"])

@@ -35,6 +35,7 @@ class Block(NamedTuple):
     first: int  # the first one's place in the sweep
     states: Tensor  # (n, B, Z + H) [z, h]
     predictions: Predictions  # (n B, A, .) what the actions lead to
+    times: Tensor | None = None  # (B,) how often each state was drawn, of a merged step
 
 
 class Rollout(NamedTuple):
@@ -46,6 +47,7 @@ class Rollout(NamedTuple):
     latents: Tensor
     chunk_rows: int  # most rows that a network sees at once
     block: int  # steps for which V' is constant
+    merge: bool = False  # equal states of a step become one: in DeepSea-50 25 of 64 differ; sizes then vary
 
     @property
     def most(self) -> int:
@@ -97,8 +99,11 @@ class Rollout(NamedTuple):
         table = joined(starmap(self.predict, zip(z.split(self.most), hidden.split(self.most), strict=True)))
         for batch in place:
             for first in range(0, len(batch), self.block):
-                rows = batch[first : first + self.block]
-                yield Block(first, states[rows], table.at(rows.flatten()))
+                rows, times = batch[first : first + self.block], None
+                if self.merge and len(rows) == 1:
+                    rows, times = rows.unique(return_counts=True)
+                    rows = rows[None]
+                yield Block(first, states[rows], table.at(rows.flatten()), times)
 
 
 State = tuple[Tensor, Tensor]  # z (B, Z) and h (B, H)

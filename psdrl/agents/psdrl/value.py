@@ -42,9 +42,9 @@ class MinEnsemble(nn.ModuleList):
         errors = torch.stack([network(states) - targets for network in self])
         return errors.square().mean(1)
 
-    def each(self, step: Callable[[TanhNet, Tensor, Tensor], Tensor], states: Tensor, targets: Tensor) -> list[Tensor]:
-        """What `step` makes of each network, states [z, h] (n, Z + H) and targets (n,)."""
-        return [step(network, states, targets) for network in self.networks()]
+    def each(self, step: Callable[..., Tensor], *arguments: Tensor) -> list[Tensor]:
+        """What `step` makes of each network and the arguments."""
+        return [step(network, *arguments) for network in self.networks()]
 
     def backup(self, returns: Tensor) -> Tensor:
         """The targets (n,) that one-step returns (n, A) give: their maximum, with a share of their mean."""
