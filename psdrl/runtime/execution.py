@@ -84,6 +84,11 @@ class Execution:
         """The same for a step that is defined anew in every update: the first one of a name serves from then on."""
         return self._steps.setdefault(name, self.captured(name, step, state)) if self.graphs else step
 
+    @property
+    def sizes_may_vary(self) -> bool:
+        """Whether a step may have another size every time: a graph or a compiled function would be made anew."""
+        return not (self.graphs or self.compile)
+
     def compile_seconds(self) -> float:
         """Seconds that torch.compile has taken in this process so far."""
         if not self.compile:

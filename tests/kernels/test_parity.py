@@ -78,6 +78,7 @@ CASES: dict[str, dict[str, Any]] = {
         "kind": "vector",
         "different": 4,
         "forward": {"recurrent": 0},
+        "termination": {"weight": 4.0, "predicted": True},
         "value": {"sweep": "backward", "target_every": 1, "networks": 2, "iterations": 2},
     },
     "no-memory-grid": {"kind": "grid", "different": 3, "grid": True, "forward": {**INPUTS, "recurrent": 0}},

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from psdrl.agents.psdrl.deduplicate import firsts
 from psdrl.agents.psdrl.encoder import Encoder
 from psdrl.agents.psdrl.models import Models
 from psdrl.agents.psdrl.networks import one_hot
@@ -142,21 +143,40 @@ def fused_tanh(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def window_loss(
-    model: WorldModel, latents: Tensor, actions: Tensor, rewards: Tensor, hidden: Tensor
+    model: WorldModel, latents: Tensor, actions: Tensor, rewards: Tensor, hidden: Tensor, share: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Eq. 2 over a window: z (l + 1, B, Z), a and r (l, B), h_0 (B, H) -> the loss, h_l (B, H), z^' (l B, Z)."""
+    """Eq. 2 over a window: z (l + 1, B, Z), a and r (l, B), h_0 (B, H) -> the loss, h_l (B, H), z^' (l B, Z).
+
+    `share` (l B,): of each transition in the mean, 1 / (l B) if not given."""
     following = latents[1:].flatten(0, 1)
     inputs = torch.cat([latents[:-1], one_hot(actions, model.num_actions, latents)], 2)
     states = model.scan(inputs, hidden)
     features = model.feature_layers(torch.cat([states, inputs], 2).flatten(0, 1), fused_tanh)
     target = torch.cat([following, rewards.reshape(-1, 1).to(following)], 1)
     prediction = model.predicted(features, model.output.weight, model.output.bias)
-    return model.loss(prediction, target), states[-1].detach(), prediction[:, :-1].detach()
+    following_states, last = prediction[:, :-1].detach(), states[-1].detach()
+    if share is not None:  # the loss is a mean of squares
+        root = (share * len(share)).sqrt()[:, None]
+        prediction, target = prediction * root, target * root
+    return model.loss(prediction, target), last, following_states
 
 
-def termination_loss(termination: Termination, following: Tensor, ends: Tensor, predicted: Tensor | None) -> Tensor:
-    """Eq. 3, as a function that can be compiled."""
-    return termination.loss(following, ends, predicted, fused_tanh)
+def termination_loss(
+    termination: Termination, following: Tensor, ends: Tensor, predicted: Tensor | None, share: Tensor | None = None
+) -> Tensor:
+    """Eq. 3, as a function that can be compiled; `share` as in `window_loss`."""
+    return termination.loss(following, ends, predicted, fused_tanh, share)
+
+
+def merged(z: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+    """A window's transitions, z (l + 1, B, Z) and others (l, B), as one step of the m that differ, (2, m, Z) and (1, m),
+    and the share (m,) of each: without memory their order does not matter."""
+    before, after = z[:-1].flatten(0, 1), z[1:].flatten(0, 1)
+    columns = torch.stack([x.flatten().to(z) for x in others], 1)
+    rows = torch.cat([before, after, columns], 1)
+    kept, times = firsts(rows, torch.arange(len(rows), device=z.device)).unique(return_counts=True)
+    share = (times / len(rows)).to(z)
+    return torch.stack([before[kept], after[kept]]), *(x.flatten()[kept][None] for x in others), share
 
 
 def train_forward(
@@ -171,23 +191,25 @@ def train_forward(
     forward_model, termination = models.forward_model, models.termination
     loss_of, termination_loss_of = execution.compiled(window_loss), execution.compiled(termination_loss)
 
-    def learn_ends(following: Tensor, ends: Tensor, predicted: Tensor | None = None) -> Tensor:
+    def learn_ends(following: Tensor, ends: Tensor, predicted: Tensor | None, share: Tensor | None) -> Tensor:
         with execution.autocast():
-            loss = termination_loss_of(termination, following, ends, predicted)
+            loss = termination_loss_of(termination, following, ends, predicted, share)
         gradient_step(optimisers["termination"], loss)
         return loss.detach()
 
-    def step(z: Tensor, actions: Tensor, rewards: Tensor, terminated: Tensor, hidden: Tensor) -> tuple[Tensor, ...]:
+    def step(
+        z: Tensor, actions: Tensor, rewards: Tensor, terminated: Tensor, hidden: Tensor, share: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
         following, ends = z[1:].flatten(0, 1), terminated.flatten()
         if not termination.predicted:
             beside, join = execution.beside()  # the two networks share nothing but the latent states
             with beside:
-                ended = learn_ends(following, ends)
+                ended = learn_ends(following, ends, None, share)
         with execution.autocast():
-            loss, hidden, prediction = loss_of(forward_model, z, actions, rewards, hidden)
+            loss, hidden, prediction = loss_of(forward_model, z, actions, rewards, hidden, share)
         gradient_step(optimisers["forward"], loss)
         if termination.predicted:
-            ended = learn_ends(following, ends, prediction)
+            ended = learn_ends(following, ends, prediction, share)
         else:
             join()
         return hidden, loss.detach(), ended
@@ -197,6 +219,7 @@ def train_forward(
         return forward + optimiser_state(termination, optimisers["termination"])
 
     run = execution.kept("window", step, state)
+    merge = execution.sizes_may_vary and config.forward.recurrent == 0
     losses: list[list[Tensor]] = []
     for _ in range(config.forward.iterations):
         batch = sample()
@@ -204,8 +227,13 @@ def train_forward(
         hidden = forward_model.no_hidden(size)
         for start in range(0, length, config.forward.window):
             stop = min(start + config.forward.window, length)
-            window = (x[:, start:stop].T for x in (batch.actions, batch.rewards, batch.terminated))  # time first
-            hidden, *both = run(latents[batch.slots[:, start : stop + 1].T], *window, hidden)
+            window = [x[:, start:stop].T for x in (batch.actions, batch.rewards, batch.terminated)]  # time first
+            z = latents[batch.slots[:, start : stop + 1].T]
+            if merge:
+                z, *window, share = merged(z, *window)
+                _, *both = run(z, *window, forward_model.no_hidden(z.shape[1]), share)
+            else:
+                hidden, *both = run(z, *window, hidden)
             losses.append(both)
     if not losses:
         return {}

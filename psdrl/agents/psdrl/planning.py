@@ -87,7 +87,7 @@ def train_value(
     losses: list[Tensor] = []
     batches = [sample() for _ in range(config.planning_iterations)]
     block = config.value.target_every
-    merge = config.forward.recurrent == 0 and not (execution.graphs or execution.compile)  # these want fixed sizes
+    merge = execution.sizes_may_vary and config.forward.recurrent == 0
     rollout = Rollout(foresee, scan, forward_model, latents, execution.chunk_rows, block, merge)
     with torch.no_grad():
         for first, states, predictions, times in rollout.blocks(batches, replay, config):

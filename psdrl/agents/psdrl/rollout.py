@@ -47,7 +47,7 @@ class Rollout(NamedTuple):
     latents: Tensor
     chunk_rows: int  # most rows that a network sees at once
     block: int  # steps for which V' is constant
-    merge: bool = False  # equal states of a step become one: in DeepSea-50 25 of 64 differ; sizes then vary
+    merge: bool = False  # equal states of a step become one; sizes then vary
 
     @property
     def most(self) -> int:

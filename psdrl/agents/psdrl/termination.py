@@ -20,13 +20,20 @@ class Termination(TanhNet):
         self.predicted = config.predicted  # whether predicted states are learned from too
 
     def loss(
-        self, following: Tensor, ends: Tensor, predicted: Tensor | None = None, tanh_layer: TanhLayer = plain_tanh
+        self,
+        following: Tensor,
+        ends: Tensor,
+        predicted: Tensor | None = None,
+        tanh_layer: TanhLayer = plain_tanh,
+        share: Tensor | None = None,
     ) -> Tensor:
-        """Eq. 3 for z' (n, Z) and delta (n,), and the same for predicted z^' (n, Z)."""
+        """Eq. 3 for z' (n, Z) and delta (n,), and the same for predicted z^' (n, Z); `share` (n,): of each state in the
+        mean, 1 / n if not given."""
         if predicted is not None:
             following, ends = torch.cat([following, predicted.to(following)]), ends.repeat(2)
-        errors = (self(following, tanh_layer) - ends).square()
-        return ((1 + (self.weight - 1) * ends) * errors).mean()
+            share = None if share is None else share.repeat(2) / 2
+        errors = (1 + (self.weight - 1) * ends) * (self(following, tanh_layer) - ends).square()
+        return errors.mean() if share is None else errors @ share
 
     def plain_losses(self, following: Tensor, ends: Tensor, predicted: Tensor) -> Iterator[Tensor]:
         """The terms of the same loss, for the oracle."""
