@@ -169,7 +169,7 @@ def termination_loss(
 
 
 def merged(z: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-    """A window's transitions, z (l + 1, B, Z) and others (l, B), as one step of the m that differ, (2, m, Z) and (1, m),
+    """A window of transitions, z (l + 1, B, Z) and others (l, B), as one step of the m that differ, (2, m, Z), (1, m),
     and the share (m,) of each: without memory their order does not matter."""
     before, after = z[:-1].flatten(0, 1), z[1:].flatten(0, 1)
     columns = torch.stack([x.flatten().to(z) for x in others], 1)
