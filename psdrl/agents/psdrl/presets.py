@@ -182,7 +182,6 @@ def _control(base: PsdrlConfig) -> PsdrlConfig:
 def _deepsea(base: PsdrlConfig) -> PsdrlConfig:
     """DeepSea of size N: the reward is exact and must be found by deep exploration. [measured: results/deepsea]"""
     size = deepsea_size(base.env) or 10
-    large = size >= 20  # tuning/deepsea-20
     noise = 0.1 / size**2  # a path adds up N draws
     return replace(
         _small(base),
@@ -190,19 +189,19 @@ def _deepsea(base: PsdrlConfig) -> PsdrlConfig:
         forward=ForwardConfig(
             layers=3,
             units=max(256, 64 * round(size**2 / 50)),  # more than the N (N + 1) pairs of state and action
-            recurrent=0 if large else 16,  # a diver needs none, and equal states are predicted once
+            recurrent=0,  # a diver needs none, and equal states are predicted once
             features="tanh",
             gain=size / 2,  # PyTorch's initial weights shrink with the N^2 inputs
             learning_rate=1e-3,
-            iterations=1 if large else 3,  # random features nearly suffice, and this was half of an update's time
+            iterations=1 if size >= 20 else 3,  # random features nearly suffice, and this was half of an update's time
         ),
         value=ValueConfig(
             layers=3,
             units=128,
             learning_rate=1e-3,
-            iterations=size // 2 if large else size,  # V has to follow each draw over N steps
+            iterations=max(1, size // 2),  # V has to follow each draw over N steps
             target_every=1,
-            sweep="backward" if large else "episode",  # against time half as many sweeps suffice
+            sweep="backward",  # against time half as many sweeps suffice
         ),
         posterior=PosteriorConfig(prior=(1.0, 1e3), noise=(noise, noise)),
         replay=ReplayConfig(capacity=1000 * size, batch=64, length=size),
