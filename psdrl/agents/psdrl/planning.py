@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from psdrl.agents.psdrl.learning import Losses, Optimisers, Sampler
-from psdrl.agents.psdrl.lookahead import Predictions, predict
+from psdrl.agents.psdrl.lookahead import Happened, Predictions, predict
 from psdrl.agents.psdrl.models import Models
 from psdrl.agents.psdrl.networks import TanhNet
 from psdrl.agents.psdrl.rollout import Rollout
@@ -78,9 +78,9 @@ def train_value(
         return (torch.stack(losses),)
 
     @torch.no_grad()
-    def foresee(z: Tensor, hidden: Tensor) -> Predictions:
+    def foresee(z: Tensor, hidden: Tensor, happened: Happened | None) -> Predictions:
         with execution.autocast():
-            return predict_all(forward_model.fold(model), models.termination, z, hidden)
+            return predict_all(forward_model.fold(model), models.termination, z, hidden, happened)
 
     run = execution.kept("value", steps, lambda: optimiser_state(value, optimiser))
     scan = execution.kept("scan", lambda inputs, hidden: (forward_model.scan(inputs, hidden),))
@@ -88,9 +88,10 @@ def train_value(
     batches = [sample() for _ in range(config.planning_iterations)]
     block = config.value.target_every
     merge = execution.sizes_may_vary and config.forward.recurrent == 0
-    rollout = Rollout(foresee, scan, forward_model, latents, execution.chunk_rows, block, merge)
+    hindsight = config.value.hindsight
+    rollout = Rollout(foresee, scan, forward_model, latents, replay, hindsight, execution.chunk_rows, block, merge)
     with torch.no_grad():
-        for first, states, predictions, times in rollout.blocks(batches, replay, config):
+        for first, states, predictions, times in rollout.blocks(batches, config):
             if first % block == 0:
                 value.update_target(models.target)
             losses += run(*predictions, states, *(() if times is None else (times,)))
