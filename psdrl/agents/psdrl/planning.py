@@ -19,6 +19,7 @@ from psdrl.agents.psdrl.value import MinEnsemble
 from psdrl.agents.psdrl.world_model import SampledModel
 from psdrl.kernels.linear_tanh import linear, linear_tanh
 from psdrl.kernels.linear_tanh.aten import product
+from psdrl.kernels.tanh_net_steps import serves, tanh_net_steps_
 from psdrl.replay.episodes import Replay
 from psdrl.runtime.execution import EAGER, Execution, optimiser_state
 
@@ -72,6 +73,8 @@ def train_value(
         share = () if times is None else ((times / times.sum()).to(states),)
         with execution.autocast():
             targets = targets_of(Predictions(latents_hidden, rewards, omega), models.target).view(states.shape[:2])
+            if not execution.compile and serves(states, optimiser):
+                return (tanh_net_steps_(states, targets, optimiser, list(value.parameters()), len(value)).flatten(),)
             for x, target in zip(states, targets, strict=True):
                 losses += value.each(gradient, x, target, *share)
                 optimiser.step()
