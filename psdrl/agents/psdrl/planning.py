@@ -73,7 +73,7 @@ def train_value(
         share = () if times is None else ((times / times.sum()).to(states),)
         with execution.autocast():
             targets = targets_of(Predictions(latents_hidden, rewards, omega), models.target).view(states.shape[:2])
-            if not execution.compile and serves(states, optimiser):
+            if times is None and not execution.compile and serves(states, optimiser):
                 return (tanh_net_steps_(states, targets, optimiser, list(value.parameters()), len(value)).flatten(),)
             for x, target in zip(states, targets, strict=True):
                 losses += value.each(gradient, x, target, *share)
