@@ -139,6 +139,29 @@ def test_every_tile(precision: str, rows: int, monkeypatch: pytest.MonkeyPatch) 
             check(precision, tanh_dot, dot_reference.tanh_dot, inputs)
 
 
+@pytest.mark.parametrize("way", ["cublas", "parts"])
+def test_other_ways(precision: str, way: str) -> None:
+    """The inner dimension in parts, more of them than it has blocks, and the product by a library."""
+    split = tune.splits(precision, 125)
+    ways = [tune.LIBRARY] if way == "cublas" else [split[0], split[-1]._replace(split=5)]
+    for pin, terms in itertools.product(ways, ("", "b", "bsc")):
+
+        def inputs(seed: int, terms: str = terms) -> list[Tensor | None]:
+            shapes = (66, 97), (131, 97), (131,), (11, 131), (6, 131)
+            x, weight, *optional = draws(precision, *shapes, seed=seed)
+            return [
+                x,
+                weight / 97**0.5,
+                *(t if letter in terms else None for t, letter in zip(optional, "bsc", strict=True)),
+            ]
+
+        with tune.pinned(pin):
+            check(precision, linear_tanh, linear_reference.linear_tanh, inputs)
+            check(precision, linear, linear_reference.linear, lambda seed: inputs(seed)[:3])
+            check(precision, tanh_dot, dot_reference.tanh_dot, dot_inputs(precision, 66))
+            assert torch.equal(linear_tanh(*inputs(0)), linear_tanh(*inputs(0)))
+
+
 @pytest.mark.parametrize("num_actions", ACTIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_greedy(num_actions: int, dtype: torch.dtype) -> None:
@@ -391,7 +414,7 @@ def test_a_launch_that_does_nothing_is_found(monkeypatch: pytest.MonkeyPatch) ->
         def __getitem__(self, grid: Any) -> Callable[..., None]:
             return lambda *args, **options: None
 
-    monkeypatch.setattr(tune, "run", lambda *args: None)
+    monkeypatch.setattr(tune, "run", lambda *args, **options: None)
     monkeypatch.setattr(greedy_kernel, "kernel", Idle())
     monkeypatch.setattr(gru_kernel, "kernel", Idle())
     for states in (1, 50):
