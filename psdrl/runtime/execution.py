@@ -102,6 +102,10 @@ class Execution:
             return torch.autocast(self.device.type, torch.bfloat16)
         return contextlib.nullcontext()
 
+    def made(self, x: Tensor) -> torch.dtype:
+        """The dtype that products of x have under `autocast`."""
+        return torch.bfloat16 if self.precision == "bf16" else x.dtype
+
     def beside(self) -> tuple[AbstractContextManager, Callable[[], object]]:
         """Work within the first runs beside what follows, on a device that can, until the second is called."""
         return self.primitives.fork() if self.primitives else (contextlib.nullcontext(), lambda: None)

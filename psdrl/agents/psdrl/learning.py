@@ -5,13 +5,14 @@ backpropagation the parameters are fixed, so the GRU is scanned first and everyt
 all l * B rows at once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from psdrl.agents.psdrl import descent
 from psdrl.agents.psdrl.encoder import Encoder
 from psdrl.agents.psdrl.models import Models
 from psdrl.agents.psdrl.networks import one_hot
@@ -67,6 +68,20 @@ def gradient_step(optimiser: torch.optim.Optimizer, loss: Tensor) -> None:
     optimiser.zero_grad(set_to_none=True)
     loss.backward()
     optimiser.step()
+
+
+def descend(
+    optimiser: torch.optim.Optimizer,
+    loss: Tensor,
+    layers: Sequence[nn.Linear],
+    taps: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+) -> None:
+    """The same, where some layers may have taps."""
+    if taps:
+        descent.tapped_step(optimiser, loss, layers, taps, inputs)
+    else:
+        gradient_step(optimiser, loss)
 
 
 def autoencoder_loss(autoencoder: Encoder, observations: Tensor) -> Tensor:
@@ -142,21 +157,29 @@ def fused_tanh(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def window_loss(
-    model: WorldModel, latents: Tensor, actions: Tensor, rewards: Tensor, hidden: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Eq. 2 over a window: z (l + 1, B, Z), a and r (l, B), h_0 (B, H) -> the loss, h_l (B, H), z^' (l B, Z)."""
+    model: WorldModel, latents: Tensor, actions: Tensor, rewards: Tensor, hidden: Tensor, taps: Sequence[Tensor] = ()
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    """Eq. 2 over a window: z (l + 1, B, Z), a and r (l, B), h_0 (B, H) -> the loss, h_l (B, H), z^' (l B, Z), and what
+    enters the layers that have `taps`."""
     following = latents[1:].flatten(0, 1)
     inputs = torch.cat([latents[:-1], one_hot(actions, model.num_actions, latents)], 2)
     states = model.scan(inputs, hidden)
-    features = model.feature_layers(torch.cat([states, inputs], 2).flatten(0, 1), fused_tanh)
+    x, tapping = torch.cat([states, inputs], 2).flatten(0, 1), descent.Tapping(taps)
     target = torch.cat([following, rewards.reshape(-1, 1).to(following)], 1)
-    prediction = model.predicted(features, model.output.weight, model.output.bias)
-    return model.loss(prediction, target), states[-1].detach(), prediction[:, :-1].detach()
+    if taps:
+        prediction = model.tapped(x, tapping)
+    else:
+        prediction = model.predicted(model.feature_layers(x, fused_tanh), model.output.weight, model.output.bias)
+    return model.loss(prediction, target), states[-1].detach(), prediction[:, :-1].detach(), tapping.inputs
 
 
-def termination_loss(termination: Termination, following: Tensor, ends: Tensor, predicted: Tensor | None) -> Tensor:
-    """Eq. 3, as a function that can be compiled."""
-    return termination.loss(following, ends, predicted, fused_tanh)
+def termination_loss(
+    termination: Termination, following: Tensor, ends: Tensor, predicted: Tensor | None, taps: Sequence[Tensor] = ()
+) -> tuple[Tensor, list[Tensor]]:
+    """Eq. 3, as a function that can be compiled; with what enters the layers that have `taps`."""
+    tapping = descent.Tapping(taps)
+    loss = termination.loss(following, ends, predicted, tapping.tanh if taps else fused_tanh)
+    return loss, tapping.inputs
 
 
 def train_forward(
@@ -171,10 +194,14 @@ def train_forward(
     forward_model, termination = models.forward_model, models.termination
     loss_of, termination_loss_of = execution.compiled(window_loss), execution.compiled(termination_loss)
 
+    one_pass = descent.in_one_pass(execution.device)
+    layers, end_layers = (m.tapped_layers() if one_pass else [] for m in (forward_model, termination))
+
     def learn_ends(following: Tensor, ends: Tensor, predicted: Tensor | None = None) -> Tensor:
+        taps = descent.make_taps(end_layers, len(ends) * (2 if predicted is not None else 1), execution.made(following))
         with execution.autocast():
-            loss = termination_loss_of(termination, following, ends, predicted)
-        gradient_step(optimisers["termination"], loss)
+            loss, inputs = termination_loss_of(termination, following, ends, predicted, taps)
+        descend(optimisers["termination"], loss, end_layers, taps, inputs)
         return loss.detach()
 
     def step(z: Tensor, actions: Tensor, rewards: Tensor, terminated: Tensor, hidden: Tensor) -> tuple[Tensor, ...]:
@@ -183,9 +210,10 @@ def train_forward(
             beside, join = execution.beside()  # the two networks share nothing but the latent states
             with beside:
                 ended = learn_ends(following, ends)
+        taps = descent.make_taps(layers, actions.numel(), execution.made(z))
         with execution.autocast():
-            loss, hidden, prediction = loss_of(forward_model, z, actions, rewards, hidden)
-        gradient_step(optimisers["forward"], loss)
+            loss, hidden, prediction, inputs = loss_of(forward_model, z, actions, rewards, hidden, taps)
+        descend(optimisers["forward"], loss, layers, taps, inputs)
         if termination.predicted:
             ended = learn_ends(following, ends, prediction)
         else:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from psdrl.agents.psdrl.descent import Tapping
 from psdrl.agents.psdrl.memory import Memory, Memoryless
 from psdrl.agents.psdrl.networks import TanhLayer, one_hot, plain_tanh
 from psdrl.agents.psdrl.regression import Statistics
@@ -63,6 +64,14 @@ class WorldModel(nn.Module, ABC):
     def widest(self) -> int:
         """Numbers that the widest layer holds of a state and action, if that is more than a row; for the cost model."""
         return 0
+
+    def tapped_layers(self) -> list[nn.Linear]:
+        """Layers whose gradient and step may be one kernel (`descent`), in the order in which `tapped` asks them."""
+        return []
+
+    def tapped(self, x: Tensor, tapping: Tapping) -> Tensor:
+        """The prediction [z', r] (n, Z + 1) with the trained output layer from x = [h', z, onehot(a)], by these."""
+        raise NotImplementedError
 
     @abstractmethod
     def feature_layers(self, x: Tensor, tanh_layer: TanhLayer = plain_tanh) -> Any:
