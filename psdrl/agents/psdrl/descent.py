@@ -70,7 +70,8 @@ class Tapping:
     """Layers for a loss, in the order of their taps; keeps what enters them."""
 
     def __init__(self, taps: Sequence[Tensor]) -> None:
-        self.taps, self.inputs = taps, list[Tensor]()
+        self.taps = taps
+        self.inputs: list[Tensor] = []
 
     def _apply(self, x: Tensor, weight: Tensor, bias: Tensor, tanh: bool) -> Tensor:
         tap = self.taps[len(self.inputs)]

@@ -101,6 +101,15 @@ class Folded(NamedTuple):
         """A."""
         return len(self.gru_columns)
 
+    def lowered(self, dtype: torch.dtype) -> "Folded":
+        """With what enters products in this dtype, as autocast would cast it; `gru_actions` is none."""
+        weights = {
+            name: [(w.to(dtype), b.to(dtype)) for w, b in value] if name == "hidden" else value.to(dtype)
+            for name, value in self._asdict().items()
+            if name != "gru_columns"
+        }
+        return self._replace(**weights)
+
     def predict(self, latents: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """[z^, r^] (n A, Z + 1) of all actions, and h' (n A, H), from latent states (n, Z) and hidden states (n, H)."""
         size = hidden.shape[1]
