@@ -141,9 +141,9 @@ def test_equal_states_of_a_gradient_step_are_merged(monkeypatch):
     agent = debug_agent("fast", torch.float64, **CASES["no-memory-merged"])
     rows, gradient = [], planning.value_gradient
 
-    def counted(value, states, *others):
+    def counted(value, states, *others, **options):
         rows.append(len(states))
-        return gradient(value, states, *others)
+        return gradient(value, states, *others, **options)
 
     monkeypatch.setattr(planning, "value_gradient", counted)
     agent.update()

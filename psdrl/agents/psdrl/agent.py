@@ -90,6 +90,7 @@ class PsdrlAgent(Agent):
         self.rng = np.random.default_rng(seeds[0])  # batches and new networks
         self.generator = torch.Generator(self.device).manual_seed(seeds[1])  # draws from the posterior
         self.models = self.initialised(lambda: Models(config, spec), seeds[2])
+        self.models.forward_model.flatten()
         group = config.num_envs // config.env_groups
         self.actors = [Actor(self, group, seed) for seed in (seeds[3], *seeds[5:])]  # one per group of environments
         self.evaluation_seed = seeds[4]
