@@ -90,7 +90,7 @@ def differences(ours: Side, other: Side) -> list[Difference]:
 
 
 def references(found: list[Side]) -> list[Side]:
-    """What each agent is compared with in figures: the paper's columns, and the other agents, or PSDRL if they are many."""
+    """What each agent is compared with in figures: the paper's columns; other agents, or PSDRL if these are many."""
     own = [side for side in found if side.key not in LEVELS]
     return published() + (own if len(own) <= FEW else [side for side in own if side.key == "psdrl"])
 

@@ -232,16 +232,17 @@ def sheet(kind: str, shown: list[Panel]) -> Drawing:
     """All panels of a suite on one sheet."""
     at, (tall, columns) = cells(len(shown))
     wide = min(3, len(shown))
-    most = max(len(panel.lines) for panel in shown)
-    figure = new_figure(3.7 * wide + 0.8 * (wide == 1), tall * (2.5 + 0.1 * most))
+    lines = [0] * tall
+    for (row, _), panel in zip(at, shown, strict=True):
+        lines[row] = max(lines[row], len(panel.lines))
+    heights = [2.5 + 0.16 * count for count in lines]
+    figure = new_figure(3.7 * wide + 0.8 * (wide == 1), sum(heights) + 0.2)
+    words = "Lines: mean over seeds; shaded: 95 % bootstrap interval; thin: runs not finished. psdrl report"
     with mpl.rc_context(LOOK):
-        grid = figure.add_gridspec(tall, columns)
+        grid = figure.add_gridspec(tall, columns, height_ratios=heights)
         for cell, panel in zip(at, shown, strict=True):
-            axes = figure.add_subplot(grid[cell])
-            handles = draw(axes, panel)
-            below: Any = {"loc": "upper center", "bbox_to_anchor": (0.45, -0.2), "frameon": False}
-            axes.legend(handles=handles, **below, ncols=1 + (len(handles) > 3), columnspacing=1, handlelength=1.6)
-        words = "Lines: mean over seeds; shaded: 95 % bootstrap interval; thin: runs not finished. psdrl report"
+            part = figure.add_subfigure(grid[cell])
+            legend_below(part, draw(part.add_subplot(), panel), 1)
         figure.supxlabel(words, fontsize=7)
     alt = " ".join(_alt(panel) for panel in shown)
     return Drawing(kind, f"Learning curves: {kind}", words, alt, figure, ids(run for p in shown for run in p.runs))

@@ -1,9 +1,9 @@
 """Bootstrap intervals and the aggregates of Agarwal et al. (2021, "Deep RL at the edge of the statistical precipice").
 
 Definitions are those of rliable. `rliable.library` itself cannot be imported beside pandas 3: it needs arch < 8, whose
-last version, 7.2.0, fails there (deprecate_kwarg). Its `metrics` module is the oracle of the tests. Scores are lists of arrays, one (seeds,) per game:
-games may have different numbers of seeds. Intervals are percentiles over resampled seeds, game by game (stratified);
-there are none where no game has two seeds."""
+last version, 7.2.0, fails there (deprecate_kwarg). Its `metrics` module is the oracle of the tests. Scores are lists of
+arrays, one (seeds,) per game: games may have different numbers of seeds. Intervals are percentiles over resampled
+seeds, game by game (stratified); there are none where no game has two seeds."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

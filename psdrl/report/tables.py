@@ -236,7 +236,7 @@ def _improvements(numbered: list[tuple[int, Group]]) -> Table:
             runs = [i for side in own for i in _runs_of(group, side.key)]
             rows.append(Row(names | {"probability": each.estimate}, runs))
     caption = (
-        "Probability that a run of X scores more than one of Y, on an environment drawn at random; a tie counts a half. "
+        "Probability that a run of X scores more than one of Y, on an environment drawn at random; a tie is a half. "
         "On DeepSea: that it solves it after fewer episodes; a run that has not solved it is last."
     )
     return Table("improvement", "Probability of improvement", caption, columns, rows)
