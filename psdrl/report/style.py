@@ -89,6 +89,7 @@ def picture(drawing: Drawing) -> Picture:
     with mpl.rc_context(LOOK):
         small: Any = {"metadata": {"Software": None}, "pil_kwargs": {"optimize": True}}
         drawing.figure.savefig(png, format="png", dpi=130, **small)
+        drawing.figure.set_layout_engine("none")  # where things stand is known now: a quarter of the time
         drawing.figure.savefig(svg, format="svg", metadata={"Date": None})
     width = float(drawing.figure.get_figwidth())
     words = (drawing.name, drawing.title, drawing.caption, drawing.alt)
