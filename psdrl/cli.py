@@ -22,6 +22,7 @@ from psdrl.run import evaluate, probe
 from psdrl.run import train as training
 from psdrl.run.checkpoint import read_config
 from psdrl.version import __version__
+from psdrl.view import command as view
 
 TRAIN = "psdrl train"
 
@@ -139,6 +140,11 @@ def ask(arguments: list[str]) -> int:
     return probe.run(command(probe.Probe, arguments, "psdrl probe"))
 
 
+def look(arguments: list[str]) -> int:
+    """`psdrl view`."""
+    return view.run(command(view.View, arguments, "psdrl view"))
+
+
 def examine(arguments: list[str]) -> int:
     """`psdrl doctor`."""
     return doctor.run(command(doctor.Doctor, arguments, "psdrl doctor"))
@@ -153,6 +159,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "train": (train, "train an agent: psdrl train Pong, psdrl train deepsea-10"),
     "evaluate": (play, "play trained agents: psdrl evaluate RUN --video out.mp4"),
     "report": (show, "tables and figures of runs beside the paper's: psdrl report runs"),
+    "view": (look, "film what the models of a run foresee: psdrl view RUN"),
     "presets": (presets, "what each preset changes of the paper's settings"),
     "envs": (envs, "environments that can be trained on"),
     "probe": (ask, "ask the models of a run what they know: psdrl probe RUN"),

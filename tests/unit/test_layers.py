@@ -19,6 +19,7 @@ ORDER = (
     ("psdrl.api",),
     ("psdrl",),  # psdrl/__init__.py: what `from psdrl import ...` offers
     ("psdrl.doctor", "psdrl.catalogue", "psdrl.report"),
+    ("psdrl.view",),
     ("psdrl.cli",),
     ("psdrl.experiments",),
     ("psdrl.train", "psdrl.evaluate"),  # python -m psdrl.train

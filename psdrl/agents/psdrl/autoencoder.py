@@ -207,6 +207,12 @@ class Autoencoder(Encoder):
         assert last.bias is not None
         return patches, to_tiles(x, last.weight, last.bias)
 
+    def decode(self, latents: Tensor) -> Tensor:
+        """D(z) (n, c, 64, 64) of latent states (n, Z) as all other networks see them: pixels in [0, 1]."""
+        images = self.decoder(self.unscaled(latents))
+        images = images / self.contrast + self.mean_frame if self.standardise else images
+        return images.clamp(0, 1)
+
     def loss(self, observations: Tensor) -> Tensor:
         """Eq. 1 for observations (n, c, 64, 64): squared error of the reconstruction, averaged over n."""
         error = F.mse_loss(*self.reconstruct(observations), reduction=self.reduction)
