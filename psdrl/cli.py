@@ -18,6 +18,7 @@ from psdrl.flags.parse import command, parse, parse_known
 from psdrl.report import command as report
 from psdrl.run import evaluate, probe
 from psdrl.run import train as training
+from psdrl.sweep import command as sweeping
 from psdrl.version import __version__
 
 
@@ -86,9 +87,15 @@ def show(arguments: list[str]) -> int:
     return report.run(command(report.Report, arguments, "psdrl report"))
 
 
+def sweep(arguments: list[str]) -> int:
+    """`psdrl sweep`."""
+    return sweeping.run(arguments)
+
+
 COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "train": (train, "train an agent: psdrl train Pong, psdrl train deepsea-10"),
     "evaluate": (play, "play trained agents: psdrl evaluate RUN --video out.mp4"),
+    "sweep": (sweep, "games x agents x seeds x settings, on one machine or a cluster: psdrl sweep --games six"),
     "report": (show, "tables and figures of runs beside the paper's: psdrl report runs"),
     "presets": (presets, "what each preset changes of the paper's settings"),
     "envs": (envs, "environments that can be trained on"),

@@ -46,8 +46,9 @@ class Made(NamedTuple):
     notices: list[str]
 
 
-def build(paths: Iterable[Path], out: Path, live: bool = False) -> Made:
-    """Write the report of all runs at these paths; raises UserError if there are none."""
+def build(paths: Iterable[Path], out: Path, live: bool = False, notes: Iterable[str] = ()) -> Made:
+    """Write the report of all runs at these paths; raises UserError if there are none. `notes`: sentences that stand
+    before all other notices."""
     check_out(out)
     found = outcomes.find(paths)
     if not found.outcomes and not live:
@@ -55,7 +56,7 @@ def build(paths: Iterable[Path], out: Path, live: bool = False) -> Made:
         raise UserError(f"No run was found{reasons}: name directories of psdrl train, or files of results/.")
     runs, twice = protocols.unique(found.outcomes)
     groups = protocols.group(runs)
-    said = protocols.notices(groups) + twice
+    said = [*notes, *protocols.notices(groups), *twice]
     made = tables(groups)
     shown = curves.panels(groups)
     pictures = {name: [style.picture(d) for d in each] for name, each in _drawings(groups, shown).items()}

@@ -55,19 +55,17 @@ class Worker:
         self._read = 0  # bytes of metrics.jsonl
         self._step = 0
 
-    def sees(self, file: str, token: str) -> bool:
-        """Whether this machine shares the disk on which that file was written."""
+    def sees(self, file: str, token: str) -> tuple[bool, str, str | None]:
+        """Whether this machine shares the disk on which that file was written; its name; its psdrl's version."""
         try:
-            return Path(file).read_text(encoding="utf-8") == token
+            shares = Path(file).read_text(encoding="utf-8") == token
         except OSError:
-            return False
-
-    def version(self) -> str | None:
-        """Of the psdrl that is installed here."""
+            shares = False
         try:
-            return importlib.metadata.version("psdrl")
-        except importlib.metadata.PackageNotFoundError:
-            return None
+            version: str | None = importlib.metadata.version("psdrl")
+        except importlib.metadata.PackageNotFoundError:  # perhaps a source tree
+            version = None
+        return shares, os.uname().nodename, version
 
     def start(self, job: Job, folder: str = "") -> None:
         """Start the process, with its files in `folder`; it ends with this one, however that ends: the pipe to it
@@ -162,6 +160,11 @@ class Worker:
         shutil.rmtree(folder, ignore_errors=True)
         Path(folder).mkdir(parents=True)
         self.folder = Path(folder)
+
+    def forget(self) -> None:
+        """Remove the folder: the sweep has all of it."""
+        self.end()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def write(self, name: str, data: bytes) -> tuple[int, int]:
         """Append to a file; its size and time of change."""
