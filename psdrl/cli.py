@@ -19,6 +19,7 @@ from psdrl.report import command as report
 from psdrl.run import evaluate, probe
 from psdrl.run import train as training
 from psdrl.sweep import command as sweeping
+from psdrl.sweep import reproduce as reproducing
 from psdrl.version import __version__
 
 
@@ -92,10 +93,16 @@ def sweep(arguments: list[str]) -> int:
     return sweeping.run(arguments)
 
 
+def reproduce(arguments: list[str]) -> int:
+    """`psdrl reproduce`."""
+    return reproducing.run(arguments)
+
+
 COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "train": (train, "train an agent: psdrl train Pong, psdrl train deepsea-10"),
     "evaluate": (play, "play trained agents: psdrl evaluate RUN --video out.mp4"),
     "sweep": (sweep, "games x agents x seeds x settings, on one machine or a cluster: psdrl sweep --games six"),
+    "reproduce": (reproduce, "an experiment of the paper, from forecast to report: psdrl reproduce table-1"),
     "report": (show, "tables and figures of runs beside the paper's: psdrl report runs"),
     "presets": (presets, "what each preset changes of the paper's settings"),
     "envs": (envs, "environments that can be trained on"),

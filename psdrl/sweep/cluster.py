@@ -5,10 +5,10 @@ the sweep's own path, it shares that disk and the run is written there. If not, 
 temporary directory and copied (psdrl/sweep/copying.py): nothing is assumed of disks."""
 
 import contextlib
+import hashlib
 import importlib.util
 import os
 import secrets
-import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -99,6 +99,8 @@ class Cluster:
         self._ray, self._out, self._jobs, self._storage = ray, out.resolve(), jobs, storage
         self._token = secrets.token_hex(16)
         (self._out / TOKEN).write_text(self._token, encoding="utf-8")
+        place = hashlib.sha256(f"{os.uname().nodename} {self._out}".encode()).hexdigest()[:12]
+        self._scratch = f"psdrl-sweep-{place}"  # in every life of this sweep: what one leaves, the next removes
         actor = ray.remote(num_cpus=cpus, num_gpus=gpus, max_restarts=0, max_task_retries=0)
         self._actor = actor(Worker)
         self._cpus, self._gpus = cpus, gpus
@@ -163,8 +165,7 @@ class Cluster:
         elif shares and self._storage != "copy":
             handle.stage, handle.waits = "starting", handle.actor.start.remote(handle.job)
         else:
-            scratch = Path(tempfile.gettempdir()) / "psdrl-sweep" / self._out.name / handle.job.name
-            handle.copy = Copy(self._ray, handle.actor, handle.job, str(scratch))
+            handle.copy = Copy(self._ray, handle.actor, handle.job, f"{self._scratch}/{handle.job.name}")
             handle.stage, handle.work = "starting", self._threads.submit(handle.copy.there)
 
     def _looked(self, handle: Handle, look: Look) -> Iterator[tuple[Handle, Look | Lost]]:

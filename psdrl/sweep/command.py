@@ -56,7 +56,8 @@ def run(arguments: list[str]) -> int:
     algos, seeds = tuple(plan.names(options.algos)), tuple(plan.seeds(options.seeds))
     place = sweep.Place(options, os.cpu_count() or 1, cuda_count())
     try:
-        gpus, flags = device_flags(place, tuple(rest))
+        gpus = place.gpus_per_run(device_of(tuple(rest)))
+        flags = with_device(tuple(rest), gpus)
         cases = plan.plan([plan.Block(envs, algos, seeds, tuple(grid.parse(options.grid)), flags)])
         asha = Asha(cases, options.asha_grace, options.asha_factor) if options.asha else None
         return sweep.run(cases, place, options.out, gpus, PatientConsole(), asha)
@@ -75,10 +76,13 @@ def _one_by_one(arguments: list[str]) -> list[str]:
     return found
 
 
-def device_flags(place: sweep.Place, flags: tuple[str, ...]) -> tuple[float, tuple[str, ...]]:
-    """GPUs per run, and the flags with the device that follows: presets depend on the runs' device, not on ours."""
-    device = parse_known(Config, flags, TRAIN)[0].device
-    gpus = place.gpus_per_run(device)
-    if device == "auto":
-        flags = (*plan.without(flags, "--device"), "--device", "cuda" if gpus else "cpu")
-    return gpus, flags
+def device_of(flags: tuple[str, ...]) -> str:
+    """The device that flags of train name."""
+    return parse_known(Config, flags, TRAIN)[0].device
+
+
+def with_device(flags: tuple[str, ...], gpus: float) -> tuple[str, ...]:
+    """The flags with the device that follows from the GPUs of a run: presets depend on it, and not on our own."""
+    if device_of(flags) != "auto":
+        return flags
+    return (*plan.without(flags, "--device"), "--device", "cuda" if gpus else "cpu")

@@ -37,7 +37,7 @@ class Copy:
                     data = file.read(PIECE)
                     if not data:
                         break
-        self._ray.get(self._actor.start.remote(self._job, self._there))
+        self._ray.get(self._actor.start.remote(self._job, copied=True))
         self.at = time.monotonic()
 
     def back(self) -> None:

@@ -2,17 +2,19 @@
 
 import json
 from collections import defaultdict
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
 from psdrl.cost import forecast as cost
 from psdrl.errors import UserError
+from psdrl.run.records import flat
 from psdrl.sweep.plan import Case
 
 UNKNOWN = 0.01  # seconds per step of an agent whose work is not described, if all are such
 PLACE = ("game", "env", "seed", "logdir")
+NUMBERS = ("prior", "noise", "discount", "learning_rate", "prior_scale", "epsilon")  # they change no work
 
 
 class Prediction(NamedTuple):
@@ -45,7 +47,8 @@ def predict(cases: list[Case], device: str) -> Prediction:
 
 def _work(case: Case) -> str:
     """What the work of a case depends on."""
-    settings: dict[str, Any] = {name: v for name, v in case.config.to_dict().items() if name not in PLACE}
+    whole = flat(case.config.to_dict()).items()
+    settings = {name: v for name, v in whole if name not in PLACE and name.rpartition(".")[2] not in NUMBERS}
     spec = case.spec
     return json.dumps([settings, spec.kind, list(spec.shape), spec.num_actions, spec.grid], sort_keys=True)
 

@@ -46,33 +46,37 @@ def points(axes: list[Axis]) -> Iterator[Point]:
 
 def flags(point: Point, config: Config) -> list[str]:
     """The flags of a point; `config`: the settings around it, which know what is a switch and what has parts."""
-    kind, words, parts = type(config), [], dict[str, list[Any]]()
+    kind, words, parts = type(config), [], dict[str, tuple[Any, ...]]()
     known = flags_of(kind)
     for key, value in point:
         base, _, part = key.rpartition("-")
         if part in PARTS and flag(base) in known:
-            pair = parts.setdefault(base, _pair(lookup(config, base.replace("-", "_"))))
-            pair[PARTS.index(part)] = value
+            before = parts.get(base, lookup(config, base.replace("-", "_")))
+            parts[base] = pair(before, PARTS.index(part), value)
         elif flag(key) not in known:
             raise UserError(f"--grid {key}: {config.algo} has no such setting{_hint(key, known)}")
         elif _type(kind, key) is bool:
             words.append(_switch(key, value))
         else:
             words += [flag(key), *value.split()]
-    for base, pair in parts.items():
-        words += [flag(base), *map(str, pair)]
+    for base, both in parts.items():
+        words += [flag(base), *map(str, both)]
     return words
+
+
+def pair(values: Any, index: int, value: str) -> tuple[float, float]:
+    """A pair with one of its numbers replaced; one number stands for both."""
+    if not isinstance(values, tuple) or len(values) not in (1, 2):
+        raise UserError("Only posterior.prior and posterior.noise have parts -latent and -reward.")
+    try:
+        return (float(value), values[-1]) if index == 0 else (values[0], float(value))
+    except ValueError:
+        raise UserError(f"--grid: {value!r} is no number, such as 0.001 or 1e-3.") from None
 
 
 def _hint(key: str, known: list[str]) -> str:
     """A suggestion without dashes: keys of a grid have none."""
     return suggestion(flag(key), known).replace("--", "") or ": psdrl train --help-all lists them."
-
-
-def _pair(values: Any) -> list[Any]:
-    if not isinstance(values, tuple) or len(values) not in (1, 2):
-        raise UserError("Only posterior.prior and posterior.noise have parts -latent and -reward.")
-    return [values[0], values[-1]]
 
 
 def _type(kind: Any, key: str) -> Any:

@@ -136,11 +136,13 @@ class Block:
 
     def _case(self, env: str, algo: str, point: Point, specs: "Specs") -> Case:
         chosen = catalogue.environment(env)
-        words = _chosen(self.flags, algo, point, chosen)
+        words = _chosen(self.flags, algo, chosen)
         start, _ = registry.preset(chosen | {"algo": algo} | {name: words[name] for name in CHOICES if name in words})
         config = _with(start, {name: value for name, value in words.items() if name != "preset"})
-        config.check()
         flags = ["--preset", config.preset, *without(self.flags, "--preset"), *grid.flags(point, config)]
+        for axis in point:
+            config = _with(config, _varied(self.flags, algo, axis, config, chosen))
+        config.check()
         return Case(env, algo, 0, point, tuple(flags), config, specs.of(config))
 
 
@@ -148,19 +150,27 @@ CHOICES = ("preset", "device")
 _parsed: dict[tuple[Any, ...], dict[str, Any]] = {}
 
 
-def _chosen(flags: tuple[str, ...], algo: str, point: Point, env: dict[str, str]) -> dict[str, Any]:
-    """The settings that the flags and a point name, by dotted name. They are parsed for the first environment (which
-    takes a fifth of a second) and are the same for all others: it is the presets that differ."""
-    key = (flags, algo, point)
-    if point and any(base.rpartition("-")[2] in grid.PARTS for base, _ in point):
-        key = (*key, *env.items())  # the other part comes from the environment's preset
-    if key not in _parsed:
+def _chosen(flags: tuple[str, ...], algo: str, env: dict[str, str]) -> dict[str, Any]:
+    """The settings that flags name, by dotted name. They are parsed for the first environment, which takes a fifth of
+    a second, and are the same for all others: it is the presets that differ."""
+    if (flags, algo) not in _parsed:
         where = [part for name, value in env.items() for part in (flag(name), value)]
-        before, _ = parse_train([*where, "--algo", algo, *flags])
-        words = [*flags, *grid.flags(point, before)]
-        config, _ = parse_train([*where, "--algo", algo, *words])
-        _parsed[key] = {name: lookup(config, name) for name in _named(type(config), words)}
-    return _parsed[key]
+        config, _ = parse_train([*where, "--algo", algo, *flags])
+        _parsed[flags, algo] = {name: lookup(config, name) for name in _named(type(config), flags)}
+    return _parsed[flags, algo]
+
+
+def _varied(
+    flags: tuple[str, ...], algo: str, axis: tuple[str, str], config: Config, env: dict[str, str]
+) -> dict[str, Any]:
+    """The setting that a value of the grid changes. Of a pair, the other number is that of the settings around it."""
+    base, _, part = axis[0].rpartition("-")
+    if part in grid.PARTS:
+        pair = tuple(grid.pair(lookup(config, base.replace("-", "_")), grid.PARTS.index(part), axis[1]))
+        return {base.replace("-", "_"): pair}
+    words = tuple(grid.flags((axis,), config))
+    preset = ("--preset", config.preset)
+    return {name: _chosen((*preset, *words), algo, env)[name] for name in _named(type(config), words)}
 
 
 def _named(kind: Any, words: Iterable[str]) -> list[str]:

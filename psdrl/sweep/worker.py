@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -67,10 +68,10 @@ class Worker:
             version = None
         return shares, os.uname().nodename, version
 
-    def start(self, job: Job, folder: str = "") -> None:
-        """Start the process, with its files in `folder`; it ends with this one, however that ends: the pipe to it
-        closes (psdrl/sweep/child.py)."""
-        self.folder = Path(folder or job.folder)
+    def start(self, job: Job, copied: bool = False) -> None:
+        """Start the process, with its files in the job's folder or, `copied`, in that of `clear`. It ends with this
+        one, however that ends: the pipe to it closes (psdrl/sweep/child.py)."""
+        self.folder = self.folder if copied else Path(job.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         words = [word.replace("{folder}", str(self.folder)) for word in job.arguments]
         with (
@@ -156,15 +157,21 @@ class Worker:
     # Copying, where the sweep's directory is not on this machine
 
     def clear(self, folder: str) -> None:
-        """An empty folder: what lay there was of a life before, which the sweep has a copy of."""
-        shutil.rmtree(folder, ignore_errors=True)
-        Path(folder).mkdir(parents=True)
-        self.folder = Path(folder)
+        """An empty folder below this machine's temporary directory: what lay there was of a life before, which the
+        sweep has a copy of."""
+        self.folder = Path(tempfile.gettempdir()) / folder
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
 
     def forget(self) -> None:
         """Remove the folder: the sweep has all of it."""
         self.end()
         shutil.rmtree(self.folder, ignore_errors=True)
+        for above in self.folder.parents:
+            if above == Path(tempfile.gettempdir()):
+                return
+            with contextlib.suppress(OSError):  # other runs of the sweep may lie there
+                above.rmdir()
 
     def write(self, name: str, data: bytes) -> tuple[int, int]:
         """Append to a file; its size and time of change."""
