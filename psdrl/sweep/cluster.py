@@ -29,7 +29,6 @@ AHEAD = 32  # actors that wait for a place, beyond those that run: an autoscaler
 ROUND = 0.25  # seconds between two looks at a run, at least
 PER_SECOND = 100  # looks at all runs, at most: a thousand runs are each looked at every ten seconds
 COPIES = 4  # runs that are copied at a time
-COPY_EVERY = 60.0  # seconds between two copies of a run
 LOCAL_MEMORY = 256 << 20  # bytes of the object store of a Ray of our own: only files are passed, piece by piece
 
 
@@ -95,8 +94,18 @@ class Handle:
 class Cluster:
     """A backend: an actor per run, at most `jobs` at a time or as many as the nodes have room for."""
 
-    def __init__(self, ray: Any, out: Path, cpus: float, gpus: float, jobs: int = 0, storage: Storage = "auto") -> None:
+    def __init__(
+        self,
+        ray: Any,
+        out: Path,
+        cpus: float,
+        gpus: float,
+        jobs: int = 0,
+        storage: Storage = "auto",
+        copy_every: float = 60.0,
+    ) -> None:
         self._ray, self._out, self._jobs, self._storage = ray, out.resolve(), jobs, storage
+        self._copy_every = copy_every  # seconds
         self._token = secrets.token_hex(16)
         (self._out / TOKEN).write_text(self._token, encoding="utf-8")
         place = hashlib.sha256(f"{os.uname().nodename} {self._out}".encode()).hexdigest()[:12]
@@ -175,7 +184,7 @@ class Cluster:
             yield handle, look
             return
         ended = look.code is not None
-        due = ended or time.monotonic() - handle.copy.at >= COPY_EVERY
+        due = ended or time.monotonic() - handle.copy.at >= self._copy_every
         if due and handle.work is None:
             handle.work = self._threads.submit(handle.copy.back)
             handle.whole = ended

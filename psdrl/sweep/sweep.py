@@ -48,14 +48,17 @@ class Machines:
     storage: cluster.Storage = "auto"
     """auto: runs on machines that see --out are written there, others are copied through Ray; shared: refuse machines
     that do not see it; copy: copy all."""
+    copy_minutes: float = 5.0
+    """Minutes between two copies of a run that is copied: what a lost machine costs. A checkpoint of the paper's size
+    is above 0.9 GB."""
     retries: int = 2
     """How often a run that fails is tried again; one whose worker or node dies: as often without a new checkpoint."""
 
 
 def check_machines(options: Machines) -> None:
     """Refuse numbers that mean nothing."""
-    if options.jobs < 0 or options.retries < 0:
-        raise UserError("--jobs and --retries must be at least 0.")
+    if min(options.jobs, options.retries, options.copy_minutes) < 0:
+        raise UserError("--jobs, --retries and --copy-minutes must be at least 0.")
     if not options.cpus_per_run > 0:
         raise UserError(f"--cpus-per-run is {options.cpus_per_run} but must be greater than 0.")
     gpus = options.gpus_per_run or 0.0
@@ -95,7 +98,9 @@ class Place:
         if options.address == "none":
             return Local(options.jobs or 1, gpus, self._gpus_here)
         ray = self._ray or cluster.connect(options.address, *self._here)
-        return cluster.Cluster(ray, out, options.cpus_per_run, gpus, options.jobs, options.storage)
+        return cluster.Cluster(
+            ray, out, options.cpus_per_run, gpus, options.jobs, options.storage, 60 * options.copy_minutes
+        )
 
     def close(self) -> None:
         """If nothing was started."""

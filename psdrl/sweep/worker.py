@@ -19,6 +19,20 @@ from typing import IO, Any, NamedTuple
 RUN, OUTPUT, SNAPSHOT = "run", "output.txt", ".snapshot"
 TAIL = 4000  # characters of a failed run's output that are kept
 SKIPPED = (".lock", ".holder.json")  # of the process that writes, not of the run
+# The process of a job: `python -m MODULE ARGUMENTS`, ended when its parent is gone. The parent holds the other end of
+# stdin; if it dies, however it dies, the pipe closes and this process kills itself. A run that nobody watches would
+# hold the lock of its directory, and no other could go on from its checkpoints. What is lost is what a kill loses: the
+# steps since the last checkpoint, which are made again, bit for bit.
+CHILD = """
+import os, runpy, signal, sys, threading
+def watch():
+    while os.read(0, 1):
+        pass
+    os.kill(os.getpid(), signal.SIGKILL)
+threading.Thread(target=watch, name="parent", daemon=True).start()
+del sys.argv[0]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
 Entry = tuple[str, int, int]  # a file: its path below the job's folder, its size, the time of its last change
 
 
@@ -70,7 +84,7 @@ class Worker:
 
     def start(self, job: Job, copied: bool = False) -> None:
         """Start the process, with its files in the job's folder or, `copied`, in that of `clear`. It ends with this
-        one, however that ends: the pipe to it closes (psdrl/sweep/child.py)."""
+        one, however that ends."""
         self.folder = self.folder if copied else Path(job.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         words = [word.replace("{folder}", str(self.folder)) for word in job.arguments]
@@ -79,7 +93,7 @@ class Worker:
             open(self.folder / "errors.txt", "ab") if job.apart else contextlib.nullcontext(out) as errors,
         ):
             self.child = subprocess.Popen(
-                [sys.executable, "-m", "psdrl.sweep.child", job.module, *words],
+                [sys.executable, "-c", CHILD, job.module, *words],
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=errors,
@@ -100,7 +114,7 @@ class Worker:
         code = self.child.poll() if self.child else None
         evaluations = self._follow()
         held = code is not None and code > 0 and (self.folder / RUN / ".holder.json").exists()
-        saved = max((_step(path.name) for path in (self.folder / RUN).glob("checkpoint-*")), default=-1)
+        saved = max((_order(path)[0] for path in (self.folder / RUN).glob("checkpoint-*")), default=-1)
         words = self._words() if code else ""
         return Look(self._step, saved, evaluations, code, held, words, os.uname().nodename)
 
@@ -209,24 +223,24 @@ class Worker:
             return file.read(size)
 
 
-def _step(name: str) -> int:
-    """Of checkpoint-STEP or checkpoint-STEP-NUMBER; -1: it is none."""
-    number = name.removeprefix("checkpoint-").partition("-")[0]
-    return int(number) if number.isdigit() else -1
+def _order(path: Path) -> tuple[int, int]:
+    """Step of checkpoint-STEP or checkpoint-STEP-NUMBER, and the number; -1: it is none."""
+    step, _, number = path.name.removeprefix("checkpoint-").partition("-")
+    return (int(step), int(number or 0)) if step.isdigit() and (number or "0").isdigit() else (-1, -1)
 
 
 def files_of(folder: Path, newest_only: bool) -> list[Path]:
     """The files of a job that are worth a copy, in the order in which they may be put into place: a checkpoint after
     all that it needs. `newest_only`: one checkpoint, and the replay segments that it names."""
     run = folder / RUN
-    order = sorted((p for p in run.glob("checkpoint-*") if _step(p.name) >= 0), key=lambda p: (_step(p.name), p.name))
+    order = sorted((path for path in run.glob("checkpoint-*") if _order(path) >= (0, 0)), key=_order)
     checkpoints = order[-1:] if newest_only else order
     named = {segment for path in checkpoints for segment in segments_of(path)}
     found = [path for path in (folder / OUTPUT, folder / "errors.txt") if path.exists()]
     found += [path for path in (run / "replay" / name for name in sorted(named)) if newest_only or path.exists()]
     for path in sorted(run.rglob("*")) if run.exists() else []:
         inside = path.relative_to(run).parts
-        ours = inside[0] == "replay" or _step(inside[0]) >= 0
+        ours = inside[0] == "replay" or inside[0].startswith("checkpoint-")
         if path.is_file() and not ours and not inside[-1].startswith(".") and inside[-1] not in SKIPPED:
             found.append(path)
     return found + [file for path in checkpoints for file in sorted(path.iterdir()) if file.is_file()]
