@@ -45,6 +45,7 @@ def connect(address: str, cpus: int, gpus: int) -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if own:  # before Ray is imported; the name is of other systems, the effect is that Ray stays on 127.0.0.1
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+        os.environ.setdefault("RAY_worker_niceness", "0")  # not 15: beside any other work runs would stand still
     import ray
 
     ray.cloudpickle.register_pickle_by_value(module)  # by its source: importing psdrl would cost each actor torch
