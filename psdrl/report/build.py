@@ -45,11 +45,12 @@ class Made(NamedTuple):
     notices: list[str]
 
 
-def build(paths: Iterable[Path], out: Path, live: bool = False) -> Made:
+def build(paths: Iterable[Path], out: Path, live: bool = False, notes: Iterable[str] = ()) -> Made:
     """Write the report of all runs at these paths into a directory; raises UserError if there are none.
 
     paths: run directories, directories above them (of a sweep, for one), files of results/. out: new, empty or of an
     earlier report. live: without a run the page says so, and it loads itself again when its server has a new one.
+    notes: sentences that stand before all other notices.
     From Python: `from psdrl.report.build import build; build([Path("runs")], Path("report"))`; this signature stays."""
     files.check_out(out, MARK)
     found = outcomes.find(paths)
@@ -58,7 +59,7 @@ def build(paths: Iterable[Path], out: Path, live: bool = False) -> Made:
         raise UserError(f"No run was found{reasons}: name directories of psdrl train, or files of results/.")
     runs, twice = protocols.unique(found.outcomes)
     groups = protocols.group(runs)
-    said = protocols.notices(groups) + twice
+    said = [*notes, *protocols.notices(groups), *twice]
     made = tables(groups)
     shown = curves.panels(groups)
     pictures = {name: [style.picture(d) for d in each] for name, each in _drawings(groups, shown).items()}
