@@ -75,22 +75,24 @@ def successor_losses(
     rewards: Tensor,
     terminated: Tensor,
     noise: Tensor,
-    discount: float,
-    how: str,
+    config: LearningConfig,
 ) -> Losses:
     """Mean Huber losses of phi . w and r, of psi and phi + gamma E psi', of psi . w and r + gamma (E psi') . w.
 
-    Without the terms of s' where it is absorbing. The second loss trains phi, too, as the released code does.
+    Without the terms of s' where it is absorbing. The second loss trains phi, too, as the released code does, unless
+    psi contains phi.
     """
     online = networks.online
-    ahead = expected_successors(networks, frames[:, 1:], root, noise, how)
-    ahead = discount * (1 - terminated)[:, None] * ahead
+    ahead = expected_successors(networks, frames[:, 1:], root, noise, config.next_action)
+    ahead = config.discount * (1 - terminated)[:, None] * ahead
     hidden = online.hidden(frames[:, :-1])
-    phi, psi = online.local_of(hidden, actions), online.successors_of(hidden, actions)
+    phi = online.local_of(hidden, actions)
+    within = phi.detach() if online.residual else phi
+    psi = online.successors_of(hidden, actions, within)
     q = dot(psi, online.w)
     return Losses(
         F.huber_loss(dot(phi, online.w), rewards),
-        F.huber_loss(psi - phi, ahead),
+        F.huber_loss(psi - within, ahead),
         F.huber_loss(q, rewards + dot(ahead, online.w.detach())),
         q.detach().mean(),
     )
@@ -110,9 +112,7 @@ def make_step(
     def step(frames: Tensor, actions: Tensor, rewards: Tensor, terminated: Tensor, noise: Tensor) -> tuple[Tensor, ...]:
         optimiser.zero_grad(set_to_none=True)
         with execution.autocast():
-            losses = losses_of(
-                networks, root, frames, actions, rewards, terminated, noise, config.discount, config.next_action
-            )
+            losses = losses_of(networks, root, frames, actions, rewards, terminated, noise, config)
         (losses.reward + losses.successor + losses.q).backward()
         norm = torch.nn.utils.clip_grad_norm_(parameters, config.clip)
         rejected = (~torch.isfinite(norm)).float()

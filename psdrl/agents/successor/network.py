@@ -13,11 +13,12 @@ TINY = 1e-6  # added to norms: phi may be 0 [released]
 
 
 class FeatureNetwork(nn.Module):
-    """Torso, two linear layers with ReLU, and w (k,). All weights start Xavier-uniform. [released]"""
+    """Torso, two linear layers with ReLU, and w (1, k). Weights start Xavier-uniform [released], biases at 0 [ours]."""
 
     def __init__(self, config: NetworkConfig, spec: EnvSpec, stack: int) -> None:
         super().__init__()
-        self.actions, self.features, self.joint = spec.num_actions, config.features, config.joint_normalisation
+        self.actions, self.features = spec.num_actions, config.features
+        self.joint, self.residual = config.joint_normalisation, config.residual
         sizes = TorsoConfig(
             channels=config.channels,
             kernels=config.kernels,
@@ -30,8 +31,12 @@ class FeatureNetwork(nn.Module):
         self.psi = nn.Linear(self.torso.size, (1 + self.actions) * self.features)  # the block of all actions first
         self.w = nn.Parameter(torch.empty(1, self.features))
         for p in self.parameters():
-            if p.ndim > 1:
-                nn.init.xavier_uniform_(p)
+            nn.init.xavier_uniform_(p) if p.ndim > 1 else nn.init.zeros_(p)
+        with torch.no_grad():
+            self.w.mul_(config.initial_w)
+            if self.residual:
+                self.psi.weight.zero_()
+        self.phi.requires_grad_(not config.fixed_phi)
 
     def hidden(self, stacks: Tensor) -> Tensor:
         """What both outputs share (n, F), of stacks (n, stack, *shape) of any type."""
@@ -39,30 +44,30 @@ class FeatureNetwork(nn.Module):
 
     def local(self, hidden: Tensor) -> Tensor:
         """phi (n, A, k): not negative; each of norm 1, or all A k numbers together."""
-        phi = self._blocks(self.phi(hidden))
+        phi = F.relu(self._blocks(self.phi(hidden)))
         return phi / (phi.norm(dim=(1, 2) if self.joint else 2, keepdim=True) + TINY)
 
     def local_of(self, hidden: Tensor, actions: Tensor) -> Tensor:
         """phi(s, a) (n, k) of the actions (n,)."""
         if self.joint:
             return taken(self.local(hidden), actions)
-        phi = F.relu(taken(self.phi(hidden).unflatten(1, (-1, self.features)), actions).to(self.w.dtype))
+        phi = F.relu(taken(self._blocks(self.phi(hidden)), actions))
         return phi / (phi.norm(dim=1, keepdim=True) + TINY)
 
     def successors(self, hidden: Tensor) -> Tensor:
-        """psi (n, A, k): a block of each action, and one that is added to all."""
+        """psi (n, A, k): a block of each action, and one that is added to all; phi besides, if it is residual."""
         common, own = self._blocks(self.psi(hidden)).split((1, self.actions), 1)
-        return common + own
+        return common + own + self.local(hidden) if self.residual else F.relu(common) + F.relu(own)
 
-    def successors_of(self, hidden: Tensor, actions: Tensor) -> Tensor:
-        """psi(s, a) (n, k) of the actions (n,)."""
-        blocks = self.psi(hidden).unflatten(1, (-1, self.features))
+    def successors_of(self, hidden: Tensor, actions: Tensor, phi: Tensor) -> Tensor:
+        """psi(s, a) (n, k) of the actions (n,), whose phi (n, k) are known."""
+        blocks = self._blocks(self.psi(hidden))
         common, own = blocks[:, 0], taken(blocks[:, 1:], actions)
-        return (F.relu(common) + F.relu(own)).to(self.w.dtype)
+        return common + own + phi if self.residual else F.relu(common) + F.relu(own)
 
     def _blocks(self, outputs: Tensor) -> Tensor:
         """Outputs (n, m k) as (n, m, k), in the parameters' type: bfloat16 is for products."""
-        return F.relu(outputs).unflatten(1, (-1, self.features)).to(self.w.dtype)
+        return outputs.unflatten(1, (-1, self.features)).to(self.w.dtype)
 
 
 def taken(of_all: Tensor, actions: Tensor) -> Tensor:

@@ -14,15 +14,15 @@ from psdrl.kernels.posterior import gram_accumulate_, posterior_factor, posterio
 
 
 class RewardPosterior:
-    """Covariance beta^2 P^-1 of w (k,). P starts as the identity; a row phi makes it (1 - forgetting) P + phi phi^T.
+    """Covariance beta^2 P^-1 of w (k,). P starts as ridge I; a row phi makes it (1 - forgetting) P + phi phi^T.
 
-    P is kept as `gram` (k, k), of which only the lower triangle counts, plus `ridge` times the identity.
+    P is kept as `gram` (k, k), of which only the lower triangle counts, plus what is left of the ridge.
     """
 
     def __init__(self, config: PosteriorConfig, features: int, device: torch.device) -> None:
         self.beta, self.kept = config.beta, 1 - config.forgetting
         self.gram = torch.zeros(features, features, dtype=torch.float64, device=device)
-        self.ridge = 1.0
+        self.ridge = self._ridge = config.ridge
         self.root = torch.empty(features, features, device=device)  # CUDA graphs read it: it never moves
         self._mean = self.gram.new_zeros(1, features)
         self._fit(self.gram, self.ridge)
@@ -63,8 +63,8 @@ class RewardPosterior:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` gave."""
         ridge = float(state["ridge"])
-        if not 0 < ridge <= 1:
-            raise ValueError(f"the precision of w has {ridge} times the identity: more than 0 and at most 1 was kept")
+        if not 0 < ridge <= self._ridge:
+            raise ValueError(f"the precision of w has a ridge of {ridge}, but began with {self._ridge}")
         try:
             self._fit(state["gram"].to(self.gram), ridge)
         except Diverged as problem:

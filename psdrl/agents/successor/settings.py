@@ -20,6 +20,17 @@ class NetworkConfig:
     joint_normalisation: bool = False
     """Divide phi(s, .) by one norm over all actions, as the released code does: with 18 actions the norm of each
     phi(s, a) is then about 0.24, and a step adds an 18th as much to the precision. [ours: each has norm 1]"""
+    initial_w: float = 1.0
+    """Factor on w at the start. 0: a reward never seen is expected to be 0, as the posterior's prior says; 1: to be some
+    random number. [released: Xavier-uniform]"""
+    fixed_phi: bool = False
+    """Never train phi's layer: without a torso phi stays what it was, random features, and so does what the posterior
+    has seen of them. Adam moves a trained phi even where rewards are tiny. [ours: for DeepSea; Janz et al. fix phi in
+    their tabular experiments]"""
+    residual: bool = False
+    """psi(s, a) = phi(s, a) + a linear output that starts at 0, without ReLU: an action never taken has the uncertainty
+    of its own phi, and no dead unit cuts the way of a feature back through the steps. No loss of psi trains phi then.
+    [ours: for DeepSea; released: psi is an output of its own with ReLU, and trains phi]"""
     channels: tuple[int, ...] = (32, 64, 64)
     """Channels of the torso's convolutions, for images. [released: Nature DQN]"""
     kernels: tuple[int, ...] = (8, 4, 3)
@@ -61,9 +72,11 @@ class PosteriorConfig:
     """Bayesian linear regression of rewards on phi, in float64: w ~ N(w, beta^2 precision^-1)."""
 
     beta: float = 1e-3
-    """A STANDARD DEVIATION, of the prior and of the likelihood: the covariance is beta^2 precision^-1, where the
-    precision starts as the identity. [paper: the "likelihood prior", of 1e-1, 1e-3 and 1e-5; released: documented as a
-    variance, used as a deviation, and so tuned]"""
+    """A STANDARD DEVIATION, that of the likelihood: the covariance is beta^2 precision^-1. [paper: the "likelihood
+    prior", of 1e-1, 1e-3 and 1e-5; released: documented as a variance, used as a deviation, and so tuned]"""
+    ridge: float = 1.0
+    """The precision starts as this times the identity: the prior's standard deviation is beta / sqrt(ridge).
+    [released]"""
     forgetting: float = 1e-5
     """Share of the precision, prior included, that is lost with each step. [released]"""
     action_noise: bool = True
@@ -119,7 +132,7 @@ class SuccessorConfig(Config):
         """Refuse what cannot work."""
         super().check()
         at_least(self, _MINIMA)
-        positive(self, ("learning.learning_rate", "learning.clip", "posterior.beta"))
+        positive(self, ("learning.learning_rate", "learning.clip", "posterior.beta", "posterior.ridge"))
         for name, value in (
             ("--learning.discount", self.learning.discount),
             ("--posterior.forgetting", self.posterior.forgetting),
@@ -135,6 +148,7 @@ class SuccessorConfig(Config):
 
 _MINIMA = {
     "network.features": 1,
+    "network.initial_w": 0,
     "network.grid_channels": 0,
     "learning.every": 1,
     "learning.batch": 1,

@@ -25,8 +25,7 @@ class SuccessorWorkload(Workload):
             self.step = count(self._gradient, *self._batch())
 
     def _gradient(self, *batch: Tensor) -> None:
-        learning = self.config.learning
-        losses = successor_losses(self.networks, self.root, *batch, learning.discount, learning.next_action)
+        losses = successor_losses(self.networks, self.root, *batch, self.config.learning)
         (losses.reward + losses.successor + losses.q).backward()
 
     def _frames(self, rows: int, more: int = 0) -> Tensor:
