@@ -21,8 +21,8 @@ class NetworkConfig:
     """Divide phi(s, .) by one norm over all actions, as the released code does: with 18 actions the norm of each
     phi(s, a) is then about 0.24, and a step adds an 18th as much to the precision. [ours: each has norm 1]"""
     initial_w: float = 1.0
-    """Factor on w at the start. 0: a reward never seen is expected to be 0, as the posterior's prior says; 1: to be some
-    random number. [released: Xavier-uniform]"""
+    """Factor on w at the start. 0: a reward never seen is expected to be 0, as the posterior's prior has it; 1: to be
+    some random number. [released: Xavier-uniform]"""
     fixed_phi: bool = False
     """Never train phi's layer: without a torso phi stays what it was, random features, and so does what the posterior
     has seen of them. Adam moves a trained phi even where rewards are tiny. [ours: for DeepSea; Janz et al. fix phi in
