@@ -12,6 +12,9 @@ from psdrl.agents.psdrl import presets as psdrl_presets
 from psdrl.agents.psdrl.ablations import EpsilonGreedyConfig, FreshValueAgent, FreshValueConfig
 from psdrl.agents.psdrl.agent import PsdrlAgent
 from psdrl.agents.psdrl.settings import PsdrlConfig
+from psdrl.agents.successor import presets as successor_presets
+from psdrl.agents.successor.agent import SuccessorAgent
+from psdrl.agents.successor.settings import SuccessorConfig
 from psdrl.config import Config, merge
 from psdrl.envs.vector import EnvSpec
 from psdrl.errors import UserError, nearest
@@ -40,6 +43,7 @@ AGENTS = {
     "egreedy-explore": Entry(PsdrlAgent, EpsilonGreedyConfig, _PSDRL),
     "fresh-value": Entry(FreshValueAgent, FreshValueConfig, _PSDRL),
     "bootstrap": Entry(BootstrapAgent, BootstrapConfig, Presets(bootstrap_presets.PRESETS, psdrl_presets.choose)),
+    "successor": Entry(SuccessorAgent, SuccessorConfig, Presets(successor_presets.PRESETS, psdrl_presets.choose)),
 }
 SELECTION = ("game", "env", "preset", "algo", "device")  # what a preset depends on
 
