@@ -51,6 +51,7 @@ METHODS: dict[str, list[str]] = {
     "egreedy-explore": ["--algo", "egreedy-explore"],
     "fresh-value": ["--algo", "fresh-value"],
     "bootstrap": ["--algo", "bootstrap"],
+    "dreamer": ["--algo", "dreamer"],
     "mean": ["--posterior.rule", "mean", "--policy.epsilon", "0.05"],
     "released": ["--posterior.rule", "released"],
     "reward-weight-30": ["--forward.reward-weight", "30"],
