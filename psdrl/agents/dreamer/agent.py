@@ -134,13 +134,10 @@ class DreamerAgent(Agent):
         learning, behaviour, groups = self.config.learning, self.config.behaviour, self.config.model.latents
         steps = ("model", "actor"), ("behaviour", "critic")
         model, imagination = (
-            self.execution.kept(name, step, self._changes)
-            for (name, _), step in zip(steps, self._steps, strict=True)
+            self.execution.kept(name, step, self._changes) for (name, _), step in zip(steps, self._steps, strict=True)
         )
         with phase("model"):
-            batch = draw_sequences(
-                self.replay, learning.batch, learning.length, self.config.replay.sequences, self.rng
-            )
+            batch = draw_sequences(self.replay, learning.batch, learning.length, self.config.replay.sequences, self.rng)
             hidden, sample, model_numbers = model(*batch, self._noise(learning.length, learning.batch, groups))
         with phase("behaviour"):
             rows = len(hidden)

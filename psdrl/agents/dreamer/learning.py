@@ -48,7 +48,13 @@ class Imagined(NamedTuple):
 
 
 def observe_step(
-    world: WorldModel, hidden: Tensor, sample: Tensor, action_input: Tensor, embedded: Tensor, keep: Tensor, noise: Tensor
+    world: WorldModel,
+    hidden: Tensor,
+    sample: Tensor,
+    action_input: Tensor,
+    embedded: Tensor,
+    keep: Tensor,
+    noise: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """h_t, z_t and the posterior's logits, after states that start anew where keep (B, 1) is 0."""
     state, logits = world.recurrent.observe(States(hidden * keep, sample * keep), action_input, embedded, noise)
@@ -201,9 +207,7 @@ def behaviour_losses(
         slow = scalar(networks.slow_critic, features)
         returns, weights = lambda_returns(rewards, slow, discounts, config.trace), step_weights(discounts)
     logits = networks.actor(features[:-2]).to(features.dtype)
-    actor, entropy = actor_loss(
-        logits, imagined.actions[:-1], returns, slow[:-2], weights[:-1], config.entropy
-    )
+    actor, entropy = actor_loss(logits, imagined.actions[:-1], returns, slow[:-2], weights[:-1], config.entropy)
     critic = critic_loss(scalar(networks.critic, features[:-1]), returns, weights)
     numbers = [actor.detach(), critic.detach(), entropy, returns.mean(), rewards.mean(), discounts.mean()]
     return actor, critic, torch.stack(numbers)

@@ -47,7 +47,6 @@ def initialise(network: nn.Module) -> None:
                 nn.init.zeros_(module.bias)
 
 
-
 class ImageEncoder(nn.Module):
     """Four convolutions, kernel 4, stride 2, no padding, ELU: 64 x 64 -> 31 -> 14 -> 6 -> 2."""
 
