@@ -106,17 +106,18 @@ class DreamerAgent(Agent):
             self.moments.see(observations)
 
     def update_due(self) -> bool:
-        """Whether an update is due: after the random steps, every so many steps, once there is a sequence."""
-        learning = self.config.learning
-        due = self.step >= self.next_update
-        return due and enough(self.replay, learning.length, self.config.replay.sequences)
+        """Whether an update is due: after the random steps, every so many steps; while there is no sequence to learn
+        from, it is put off by as many."""
+        learning, due = self.config.learning, self.step >= self.next_update
+        if due and not enough(self.replay, learning.length, self.config.replay.sequences):
+            self.next_update = self.step + learning.every
+            return False
+        return due
 
     def update(self, on_phase: Callable[[str], None] = lambda name: None) -> Metrics:
         """The gradient steps that are due, more than one if many environments step together; now and then a report."""
         learning = self.config.learning
         self._renew_scales()
-        if self.learned == 0:  # learning may have waited for a first sequence: what it missed is not made up for
-            self.next_update = max(self.next_update, self.step - learning.every + 1)
         while self.next_update <= self.step:
             phase = Phases(profiling.device_for(self.device), self.PHASES, on_phase)
             self._sums += self._learn(phase)
@@ -132,9 +133,8 @@ class DreamerAgent(Agent):
     def _learn(self, phase: Phases) -> Tensor:
         """One gradient step of each network: NUMBERS. Raises Diverged if one of them is not finite."""
         learning, behaviour, groups = self.config.learning, self.config.behaviour, self.config.model.latents
-        steps = ("model", "actor"), ("behaviour", "critic")
         model, imagination = (
-            self.execution.kept(name, step, self._changes) for (name, _), step in zip(steps, self._steps, strict=True)
+            self.execution.kept(name, step, self._changes) for name, step in zip(self.PHASES, self._steps, strict=True)
         )
         with phase("model"):
             batch = draw_sequences(self.replay, learning.batch, learning.length, self.config.replay.sequences, self.rng)
@@ -144,9 +144,9 @@ class DreamerAgent(Agent):
             noise = self._noise(behaviour.horizon, rows), self._noise(behaviour.horizon, rows, groups)
             (numbers,) = imagination(hidden, sample, batch.terminated.flatten(), *noise)
         found = {"model": model_numbers, "behaviour": numbers}
-        finite = torch.stack([x.isfinite().all() for x in found.values()]).tolist()
-        for name, good in zip(found, finite, strict=True):
-            if not good:
+        bad = torch.stack([x.isfinite().logical_not().any() for x in found.values()]).tolist()
+        for name, diverged in zip(found, bad, strict=True):
+            if diverged:
                 raise Diverged(name, "a loss or the norm of a gradient is not finite")
         return torch.cat([*found.values()])
 

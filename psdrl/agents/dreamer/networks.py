@@ -130,10 +130,10 @@ class RecurrentModel(nn.Module):
     def advance(self, state: States, action_input: Tensor) -> Tensor:
         """h_t (n, H) after states (n, ...) and actions, whose W_a a is given (n, units)."""
         x = F.elu(self.from_sample(state.sample) + action_input)
-        parts = self.norm(self.gates(torch.cat([x, state.hidden.to(x.dtype)], -1)))
+        parts = self.norm(self.gates(torch.cat([x, state.hidden.to(x.dtype)], -1))).to(state.hidden.dtype)
         reset, candidate, update = parts.chunk(3, -1)
         candidate = torch.tanh(torch.sigmoid(reset) * candidate)
-        return torch.lerp(state.hidden, candidate.to(state.hidden.dtype), torch.sigmoid(update + UPDATE_BIAS))
+        return torch.lerp(state.hidden, candidate, torch.sigmoid(update + UPDATE_BIAS))
 
     def prior_logits(self, hidden: Tensor) -> Tensor:
         """Logits (..., G, C) of p(z | h)."""

@@ -1,5 +1,5 @@
 """The losses of `learning.py` as the DreamerV2 paper writes them: step by step, every layer on its joined inputs, every
-head asked in every step. Same signatures, same numbers from the same noise up to rounding; tests and benchmarks compare.
+head asked in every step. Same numbers from the same noise up to rounding; tests and benchmarks compare.
 """
 
 from collections.abc import Callable

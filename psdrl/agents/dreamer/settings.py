@@ -1,6 +1,6 @@
-"""Every setting of Dv2. Each default says where it comes from: [paper] PSDRL's appendix on Dv2, [released] a fact of the
-implementation that its authors ran (github.com/danijar/dreamerv2, configuration `atari`), [Dv2] the DreamerV2 paper
-where the released configuration differs, [ours] a choice of this implementation."""
+"""Every setting of Dv2. Each default says where it comes from: [paper] PSDRL's appendix on Dv2, [released] a fact of
+the public implementation (github.com/danijar/dreamerv2, configuration `atari`), [Dv2] the DreamerV2 paper where that
+differs, [ours] a choice of this implementation."""
 
 from dataclasses import dataclass, field
 from typing import Literal
