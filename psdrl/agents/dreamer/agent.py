@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from psdrl.agents.dreamer.acting import LatentActor, make_decision
+from psdrl.agents.dreamer.acting import LatentActor, Policy, make_decision
 from psdrl.agents.dreamer.learning import BEHAVIOUR_NUMBERS, MODEL_NUMBERS, make_optimisers, make_steps
 from psdrl.agents.dreamer.networks import Networks
 from psdrl.agents.dreamer.sequences import Moments, draw_sequences, enough
@@ -201,7 +201,7 @@ class DreamerAgent(Agent):
 
     def player(self, stream: int, policy: str | None = None, num_envs: int = 1, epsilon: float | None = None) -> Actor:
         """The most likely actions, or drawn ones; none is random without an epsilon."""
-        kind = "sample" if policy == "sample" else "mode"
+        kind: Policy = "sample" if policy == "sample" else "mode"
         decide = self.execution.kept(f"play by {kind}", make_decision(self.networks, self.execution, kind))
         rng = np.random.default_rng(self.evaluation_seed + stream)
         return LatentActor(self.networks, num_envs, self.spec.num_actions, lambda: epsilon or 0.0, rng, decide)

@@ -26,13 +26,13 @@ class StraightThrough(torch.autograd.Function):
     """One-hot samples (..., C) of logits (..., C): sample + probabilities - stop(probabilities)."""
 
     @staticmethod
-    def forward(ctx, logits: Tensor, noise: Tensor) -> Tensor:  # type: ignore[override, no-untyped-def]
+    def forward(ctx, logits: Tensor, noise: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
         probabilities = logits.softmax(-1)
         ctx.save_for_backward(probabilities)
         return one_hot(draw(probabilities, noise), logits.shape[-1], logits.dtype)
 
     @staticmethod
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override, no-untyped-def]
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[no-untyped-def]
         """That of the softmax: p (g - sum p g)."""
         (p,) = ctx.saved_tensors
         weighted = p * gradient

@@ -261,7 +261,7 @@ def make_steps(
     def model_step(*batch: Tensor) -> tuple[Tensor, ...]:
         optimisers["model"].zero_grad(set_to_none=True)
         with execution.autocast():
-            loss = model_loss(world, *batch, config, execution)  # type: ignore[call-arg, misc, arg-type]
+            loss = model_loss(world, *batch, config, execution)  # type: ignore[call-arg, arg-type]
         loss.total.backward()
         norm = step_of("model", world)
         hidden, sample = (x.detach().flatten(0, 1) for x in loss.states)

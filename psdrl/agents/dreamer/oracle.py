@@ -139,13 +139,13 @@ def make_steps(
         optimisers[name].step()
 
     def model_step(*batch: Tensor) -> tuple[Tensor, ...]:
-        loss = model_loss(networks.world, *batch, config)  # type: ignore[call-arg, misc, arg-type]
+        loss = model_loss(networks.world, *batch, config)  # type: ignore[call-arg, arg-type]
         descend("model", networks.world, loss.total)
         hidden, sample = (x.detach().flatten(0, 1) for x in loss.states)
         return hidden, sample, loss.parts
 
     def behaviour_step(hidden: Tensor, sample: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-        actor, critic = behaviour_losses(networks, States(hidden, sample), *rest, config)  # type: ignore[call-arg, misc, arg-type]
+        actor, critic = behaviour_losses(networks, States(hidden, sample), *rest, config)  # type: ignore[call-arg, arg-type]
         descend("actor", networks.actor, actor)
         descend("critic", networks.critic, critic)
         return (torch.stack([actor, critic]).detach(),)

@@ -26,7 +26,7 @@ class DreamerWorkload(Workload):
             self.model, self.behaviour = count(self._model, *self._sequences()), count(self._behaviour, *self._start())
 
     def _model(self, *batch: Tensor) -> None:
-        model_loss(self.networks.world, *batch, self.config).total.backward()  # type: ignore[misc, arg-type, call-arg]
+        model_loss(self.networks.world, *batch, self.config).total.backward()  # type: ignore[arg-type, call-arg]
 
     def _behaviour(self, hidden: Tensor, sample: Tensor, terminated: Tensor, *noise: Tensor) -> None:
         imagined = imagine(self.networks, States(hidden, sample), noise[0], noise[1])
