@@ -53,6 +53,7 @@ METHODS: dict[str, list[str]] = {
     "fresh-value": ["--algo", "fresh-value"],
     "bootstrap": ["--algo", "bootstrap"],
     "successor": ["--algo", "successor"],
+    "dreamer": ["--algo", "dreamer"],
     "mean": ["--posterior.rule", "mean", "--policy.epsilon", "0.05"],
     "released": ["--posterior.rule", "released"],
     "reward-weight-30": ["--forward.reward-weight", "30"],
