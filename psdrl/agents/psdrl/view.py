@@ -11,6 +11,7 @@ from torch import Tensor
 
 from psdrl.agents.psdrl import oracle
 from psdrl.agents.psdrl.agent import TRANSFORMS, PsdrlAgent
+from psdrl.agents.psdrl.value import THRESHOLD
 from psdrl.agents.psdrl.world_model import SampledModel
 from psdrl.errors import UserError
 
@@ -153,10 +154,10 @@ def choices(agent: PsdrlAgent, episode: Shown, several: list[SampledModel]) -> C
     for sample in [agent.draw(mean=True), *several]:
         for action in range(agent.spec.num_actions):
             taken = torch.full((len(z),), action, device=z.device)
-            following, h, reward, alive = oracle.step(models, sample, z, taken, hidden)
+            following, h, reward, omega = oracle.step(models, sample, z, taken, hidden)
             after = oracle.followed(models, sample, value, following, h, value.lookahead - 1)
             rewards.append(reward)
-            values.append(value.discount * torch.where(alive, after, 0.0))
+            values.append(value.discount * torch.where(omega < THRESHOLD, after, 0.0))
     shape = 1 + len(several), agent.spec.num_actions, len(z)
     parts = (torch.stack(x).view(shape).transpose(1, 2).double().cpu().numpy() for x in (rewards, values))
     return Choices(*parts)
