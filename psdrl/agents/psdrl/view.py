@@ -61,7 +61,8 @@ def stored(agent: PsdrlAgent, number: int) -> Shown:
     slots = (episode.start + torch.arange(episode.length + 1)) % replay.num_slots
     slots = slots.to(replay.device)
     parts = (replay.frames(slots), replay.actions[slots[:-1]], replay.rewards[slots[:-1]])
-    return shown(agent, *(part.cpu().numpy() for part in parts), raw=False)
+    observations, actions, rewards = (part.cpu().numpy() for part in parts)
+    return shown(agent, observations, actions, rewards, raw=False)
 
 
 def truth(agent: PsdrlAgent, observations: NDArray) -> Numbers:
