@@ -63,10 +63,10 @@ def test_the_papers_settings() -> None:
 WHERE = {"deepsea": "deepsea-5", "minatar": "minatar/breakout", "control": "CartPole-v1"}
 
 
-@pytest.mark.parametrize(
-    ("name", "env"),
-    [*((name, WHERE.get(name, "game")) for name in PRESETS), *(("auto", env) for env in WHERE.values())],
-)
+CASES = [*((name, WHERE.get(name, "game")) for name in PRESETS), *(("auto", env) for env in WHERE.values())]
+
+
+@pytest.mark.parametrize(("name", "env"), CASES)
 def test_every_preset_makes_an_agent_that_acts_and_learns(name: str, env: str) -> None:
     where = {"game": "Pong", "env_backend": "ale"} if env == "game" else {"env": env}
     config = configure(algo="successor", preset=name, device="cpu", replay={"capacity": 100}, **where)
