@@ -271,7 +271,7 @@ def test_a_resumed_agent_goes_on_as_the_one_that_never_stopped(tmp_path: Path) -
 
 def test_an_undone_update_is_due_again() -> None:
     """With its streams: the same draw and the same gradient step, from the same posterior."""
-    agent = small_agent(steps=160, learning={"every": 5}, exploration={"random_steps": 50, "draw_every": 20})
+    agent = small_agent(steps=160, learning={"every": 20}, exploration={"random_steps": 50, "draw_every": 20})
     train(agent, script())
     agent.step = 170
     before = copy.deepcopy(agent.state_dict())
