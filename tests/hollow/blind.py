@@ -24,6 +24,8 @@ from psdrl.agents.bootstrap.acting import HeadActor
 from psdrl.agents.dreamer.acting import LatentActor
 from psdrl.agents.psdrl import examination, posterior
 from psdrl.agents.psdrl.acting import Actor
+from psdrl.agents.successor import posterior as successor_posterior
+from psdrl.agents.successor.acting import ThompsonActor
 from psdrl.envs.gym import GymVector
 from psdrl.kernels import checks
 from psdrl.replay.episodes import Replay
@@ -106,6 +108,8 @@ def main() -> None:
     Actor.act = valid(Actor.act, lambda self: self.agent.spec.num_actions)  # type: ignore[method-assign]
     HeadActor.act = valid(HeadActor.act, lambda self: self.num_actions)  # type: ignore[method-assign]
     LatentActor.act = valid(LatentActor.act, lambda self: self.num_actions)  # type: ignore[method-assign]
+    ThompsonActor.act = valid(ThompsonActor.act, lambda self: self.num_actions)  # type: ignore[method-assign]
+    successor_posterior.check = read_back
     GymVector.send = sent(GymVector.send)  # type: ignore[method-assign]
     Replay.frames = within(Replay.frames)  # type: ignore[method-assign]
     Replay.stored_slots = existing(Replay.stored_slots)  # type: ignore[method-assign]

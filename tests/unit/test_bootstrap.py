@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from psdrl.agents.bootstrap.acting import HeadActor, Stacks, VoteActor, vote
+from psdrl.agents.bootstrap.acting import HeadActor, VoteActor, vote
 from psdrl.agents.bootstrap.learning import bootstrap_loss, make_optimiser, make_step, masked_loss, targets
 from psdrl.agents.bootstrap.network import Heads, Networks, QNetwork
 from psdrl.agents.bootstrap.settings import LearningConfig, NetworkConfig
+from psdrl.agents.stacks import Stacks
 from psdrl.envs.vector import EnvSpec
 from psdrl.runtime.execution import EAGER, Execution
 

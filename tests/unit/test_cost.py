@@ -58,7 +58,7 @@ def filled(config, spec, episodes=(40, 40)):
     return agent
 
 
-EXTRA = {"psdrl": (False,), "bootstrap": (), "dreamer": (False,)}
+EXTRA = {"psdrl": (False,), "bootstrap": (), "successor": (), "dreamer": (False,)}
 
 
 def real_flops(agent):
@@ -150,6 +150,33 @@ def test_a_real_update_of_dreamer_has_the_operations_that_are_counted(spec):
     assert found > 4 * size, "read forward and backward, the gradients written, and what the model reads besides"
     assert work.updates()[0] == max(config.exploration.random_steps, config.learning.every)
     assert work.act(1).times == pytest.approx(1 - 100 / 5000)
+
+
+@pytest.mark.parametrize("spec", [PONG, EnvSpec("test", "vector", (100,), "float32", 3, "none", (5, 5, 4))])
+@pytest.mark.parametrize("how", ["posterior", "released"])
+def test_a_real_step_of_successor_has_the_operations_that_are_counted(spec, how):
+    name = {"game": "Pong"} if spec is PONG else {"env": "minatar/breakout"}
+    settings = {"learning": {"next_action": how}, "exploration": {"random_steps": 0}}
+    config = configure(algo="successor", preset="debug", device="cpu", steps=5000, **settings, **name)
+    agent, work = filled(config, spec, (30, 30)), workload(config, spec)
+    agent.step = agent.next_update
+    phases = work.update(0)
+    found = real_flops(agent)
+    assert found["learning"] == phases["learning"].total
+    (loop,) = phases["posterior"].loops
+    assert loop.times == config.learning.every / config.exploration.draw_every
+    assert found["posterior"] >= 60 / 50 * loop.parts[0].total, "60 transitions, where a draw follows 50; sums besides"
+    online = agent.networks.online
+    read = 3 * weights(online) - weights(online.torso.layers[0])  # by s, s' and backward; inputs need no gradient
+    moved = phases["learning"].loops[0].parts[0].weights
+    assert 0.7 * (read + weights(online)) < moved < 1.1 * (read + weights(online))
+    assert work.updates()[0] == config.learning.every
+
+
+def test_successor_asks_its_network_only_after_the_random_steps():
+    config = configure(algo="successor", game="Pong", preset="debug", device="cpu", steps=1000)
+    config = replace(config, exploration=replace(config.exploration, random_steps=250))
+    assert workload(config, PONG).act(1).times == 0.75
 
 
 @pytest.mark.parametrize("features", ["linear", "tanh+inputs"])
