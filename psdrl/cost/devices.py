@@ -80,8 +80,13 @@ def calibrated(
 
 def _replayed(device: torch.device, launches: Callable[[], None]) -> Callable[[], None]:
     """The same launches as a CUDA graph."""
-    captured = Captured("calibration", lambda: (launches(), ())[1], tuple, Cuda(device))
-    return lambda: captured() and None
+
+    def step() -> tuple[torch.Tensor, ...]:
+        launches()
+        return ()
+
+    captured = Captured("calibration", step, tuple, Cuda(device))
+    return lambda: [*captured()].clear()
 
 
 def measure_here(trials: dict[str, Trial]) -> Device:

@@ -6,7 +6,7 @@ machine; the figures of devices nobody measured are predictions from their data 
 
 import os
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -196,10 +196,10 @@ def measures_table(config: Config, spec: EnvSpec, name: str) -> str:
         f"| measure | minutes | gain | {' | '.join(phases)} |",
         "| --- |" + " ---: |" * (2 + len(phases)),
     ]
-    taken, before, precision = Measures(*(False,) * len(Measures._fields)), 0.0, cast(Precision, "tf32")
+    taken, before = Measures(*(False,) * len(Measures._fields)), 0.0
     for what in ("", *Measures._fields, "mixed"):
         taken = taken._replace(**{what: True}) if what in Measures._fields else taken
-        precision = "mixed" if what == "mixed" else precision
+        precision: Precision = "mixed" if what == "mixed" else "tf32"
         work = workload(config, spec)
         work.measures = taken
         seconds = forecast(config, spec, data_sheet(name, precision, True, measures=taken), work).seconds

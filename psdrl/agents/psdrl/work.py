@@ -11,6 +11,7 @@ from psdrl.agents.psdrl.models import Models, make_encoder
 from psdrl.agents.psdrl.networks import TanhNet
 from psdrl.agents.psdrl.rollout import TABLE_BYTES
 from psdrl.agents.psdrl.settings import PsdrlConfig
+from psdrl.agents.psdrl.world_model import WorldModel
 from psdrl.envs.vector import EnvSpec
 from psdrl.kernels import dispatch
 from psdrl.kernels.linear_tanh import linear_tanh as served
@@ -98,7 +99,7 @@ class PsdrlWorkload(work.Workload):
             flops = flops._replace(gradient=flops.gradient - 2 * rows * entry)
             moved -= entry
         if self.gpu and self.measures.one_pass:
-            modules = (m for network in networks for m in network.modules() if hasattr(m, "tapped_layers"))
+            modules = (m for network in networks for m in network.modules() if isinstance(m, TanhNet | WorldModel))
             tapped = sum(layer.weight.numel() for module in modules for layer in module.tapped_layers())
         products = 2 * rows * tapped
         step = stepped(tapped)._replace(gradient=products)
@@ -183,8 +184,8 @@ class PsdrlWorkload(work.Workload):
         with torch.device("meta"), dispatch.force("reference"):
             found = count(decide, self._frames(rows), torch.empty(rows, self.hidden))
         launches = ACT + FURTHER * (self.config.value.lookahead - 1)
-        cast = weights(models.autoencoder.encoder) if models.autoencoder.trained else 0  # the others once per model
-        one = Work(flops=2 * found.macs, weights=found.weights, casts=cast, launches=launches)
+        casts = self.encoder.weights  # the others once per model
+        one = Work(flops=2 * found.macs, weights=found.weights, casts=casts, launches=launches)
         return Loop((one,), captured=True)
 
     def memory(self) -> dict[str, float]:
