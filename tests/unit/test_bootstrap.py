@@ -293,6 +293,21 @@ def test_bfloat16_is_close() -> None:
     assert not torch.equal(found[1], found[0]), "nothing was cast"
 
 
+def test_mixed_precision_lowers_the_torso_only() -> None:
+    """Features are those of autocast, cast back; the heads compute in float32."""
+    network = networks_of("image").float().online
+    frames = batch_of("image", 12)[0][:, :-1]
+    full = network.features(frames)
+    with torch.autocast("cpu", torch.bfloat16):
+        low = network.features(frames).float()
+    network.torso.bf16 = True
+    mixed = network.features(frames)
+    assert mixed.dtype == torch.float32
+    assert torch.equal(mixed, low)
+    assert not torch.equal(mixed, full)
+    torch.testing.assert_close(network(frames), network.heads(low))
+
+
 def test_target_is_a_copy_in_place() -> None:
     networks = networks_of("vector")
     where = [p.data_ptr() for p in networks.target.parameters()]

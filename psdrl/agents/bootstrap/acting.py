@@ -42,7 +42,7 @@ class HeadActor:
             with execution.autocast():
                 return (networks.chosen(frames, heads).argmax(1),)
 
-        self._greedy = execution.captured("act", greedy)
+        self._greedy = execution.kept("act", greedy)  # it knows no actor: all of them share its graphs
 
     def start(self, started: NDArray[np.bool_]) -> None:
         """New episodes begin where `started` (N,): a new head each."""

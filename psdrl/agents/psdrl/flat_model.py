@@ -7,7 +7,7 @@ Per state-action row at the paper's sizes: 15.8M multiply-adds instead of 29.7M 
 """
 
 from itertools import pairwise
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -103,7 +103,7 @@ class Folded(NamedTuple):
 
     def lowered(self, dtype: torch.dtype) -> "Folded":
         """With what enters products in this dtype, as autocast would cast it; `gru_actions` is none."""
-        weights = {
+        weights: dict[str, Any] = {
             name: [(w.to(dtype), b.to(dtype)) for w, b in value] if name == "hidden" else value.to(dtype)
             for name, value in self._asdict().items()
             if name != "gru_columns"
