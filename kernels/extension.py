@@ -5,7 +5,7 @@ from functools import cache
 
 import torch
 
-NEWEST = "tanh_net_steps_"  # of its operations
+NEWEST = "gram_registers_"  # of its operations
 HOW = "build it with: pip install --no-build-isolation --no-deps -e ."
 
 

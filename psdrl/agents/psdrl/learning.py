@@ -20,7 +20,7 @@ from psdrl.agents.psdrl.termination import Termination
 from psdrl.agents.psdrl.world_model import WorldModel
 from psdrl.kernels.linear_tanh import linear_tanh
 from psdrl.kernels.linear_tanh.aten import product
-from psdrl.replay.episodes import Batch, Replay
+from psdrl.replay.episodes import Batch, Replay, parts
 from psdrl.runtime.execution import EAGER, Execution, optimiser_state
 
 Sampler = Callable[[], Batch]
@@ -109,11 +109,11 @@ def encode_buffer(models: Models, replay: Replay, execution: Execution = EAGER) 
     like = next(models.forward_model.parameters())
     table = like.new_empty(replay.num_slots, models.autoencoder.latent_size)
     # 256 frames make 47 MB of activations in the paper's first convolution; more are no faster.
-    for slots in replay.stored_slots().split(min(execution.chunk_rows, 256)):
+    for rows in parts(replay.stored_rows(), min(execution.chunk_rows, 256)):
         with execution.autocast():
-            latents = models.autoencoder.latents(replay.frames(slots))
-        table[slots] = latents.to(table)
-    models.autoencoder.rescale_(table, replay.stored_slots(), models.forward_model)
+            latents = models.autoencoder.latents(replay.frames(rows))
+        table[rows] = latents.to(table)
+    models.autoencoder.rescale_(table, replay.stored_rows(), models.forward_model)
     return table
 
 

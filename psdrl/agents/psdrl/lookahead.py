@@ -18,7 +18,7 @@ from psdrl.agents.psdrl.world_model import SampledWorld
 class Predictions(NamedTuple):
     """What each action leads to, as far as it does not depend on the value network."""
 
-    latents_hidden: Tensor  # (n, A, Z + H) [z^, h'], the value network's input
+    latents_hidden: Tensor  # (n, A, Z + H) [z^, h'], the value network's input; or codes, see `narrow`
     rewards: Tensor  # (n, A)
     omega: Tensor  # (n, A) termination estimates
 
