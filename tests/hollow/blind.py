@@ -29,6 +29,7 @@ from psdrl.agents.psdrl.acting import Actor
 from psdrl.agents.psdrl.agent import PsdrlAgent
 from psdrl.agents.successor import posterior as successor_posterior
 from psdrl.agents.successor.acting import ThompsonActor
+from psdrl.agents.successor.agent import SuccessorAgent
 from psdrl.envs.gym import GymVector
 from psdrl.errors import Diverged
 from psdrl.kernels import checks
@@ -124,6 +125,7 @@ def main() -> None:
     checkpoint.not_finite = saver.not_finite = lambda tensors: None  # what was never computed may be anything
     PsdrlAgent._check_finite = unjudged(PsdrlAgent._check_finite)  # type: ignore[method-assign]
     BootstrapAgent._check_finite = unjudged(BootstrapAgent._check_finite)  # type: ignore[method-assign]
+    SuccessorAgent._check_finite = unjudged(SuccessorAgent._check_finite)  # type: ignore[method-assign]
     Actor.act = valid(Actor.act, lambda self: self.agent.spec.num_actions)  # type: ignore[method-assign]
     HeadActor.act = valid(HeadActor.act, lambda self: self.num_actions)  # type: ignore[method-assign]
     LatentActor.act = valid(LatentActor.act, lambda self: self.num_actions)  # type: ignore[method-assign]
