@@ -76,8 +76,7 @@ def by_hand(agent: PsdrlAgent) -> dict[str, float]:
 
 def look(agent: PsdrlAgent) -> dict[str, float]:
     latents = encode_buffer(agent.models, agent.replay)
-    found = monitor.look(agent.models, agent.replay, latents, agent.model, agent.draw(mean=True))
-    return {name: float(value) for name, value in found.items()}
+    return monitor.known(monitor.look(agent.models, agent.replay, latents, agent.model, agent.draw(mean=True)))
 
 
 @pytest.mark.parametrize("recurrent", [0, 4])

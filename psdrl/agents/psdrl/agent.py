@@ -149,16 +149,16 @@ class PsdrlAgent(Agent):
             self.model = self.draw()  # lines 10 and 11
         with phase("value"):
             losses |= self.plan(path, latents, how)  # line 12
-        self._check_finite(losses, metrics)
         seen: monitor.Metrics = {}
         if self.updates % monitor.EVERY == 0:
             with phase("monitor"):
                 seen = monitor.look(models, replay, latents, self.model, self.draw(mean=True))
+        self._check_finite(losses, metrics)  # reads the device for the first time
         self.updates += 1
         return (
             {f"loss/{name}": float(loss) for name, loss in losses.items()}
             | {f"posterior/{name}": float(value) for name, value in metrics.items()}
-            | {name: float(value) for name, value in seen.items()}
+            | monitor.known(seen)
             | {"train/sequence_length": float(replay.sequence_length(config.replay.length))}
             | {f"time/{name}": seconds for name, seconds in phase.seconds().items()}
             | ({"time/compile": self.execution.compile_seconds() - compiled} if config.compile else {})

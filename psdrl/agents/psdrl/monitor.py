@@ -2,6 +2,7 @@
 
 Numbers of the newest episodes, whose hidden states are those that playing led to. Nothing here is read by training."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -42,10 +43,6 @@ class States(NamedTuple):
     hidden: Tensor  # (n, H)
     left: Tensor  # (n,) at least 1
 
-    def at(self, rows: Tensor) -> "States":
-        """Some of them."""
-        return States(*(part[rows] for part in self))
-
 
 @torch.no_grad()
 def states(models: Models, replay: Replay, latents: Latents) -> States:
@@ -66,6 +63,12 @@ def look(models: Models, replay: Replay, latents: Latents, sample: SampledModel,
     seen = states(models, replay, latents)
     found = {"explore/disagreement": disagreement(models, sample, mean, seen)}
     return found | predictions(models, replay, latents, sample, seen)
+
+
+def known(found: Metrics) -> dict[str, float]:
+    """The numbers, read back; quotients by zero, where nothing moved, are left out."""
+    numbers = {name: float(value) for name, value in found.items()}
+    return {name: number for name, number in numbers.items() if math.isfinite(number)}
 
 
 def disagreement(models: Models, sample: SampledModel, mean: SampledModel, seen: States) -> Tensor:
@@ -98,17 +101,15 @@ def predictions(models: Models, replay: Replay, latents: Latents, sample: Sample
         "reward/error": (reward.double() - realised).square().mean().sqrt(),
         **_error(replay, latents, seen, z, 1),
     }
-    rows = (seen.left >= AHEAD).nonzero().squeeze(1)
-    if not len(rows):
-        return found
-    some, z, hidden = seen.at(rows), z[rows], hidden[rows]
     for k in range(1, AHEAD):
-        z, hidden, _, _ = step(some, k, z, hidden)
-    return found | _error(replay, latents, some, z, AHEAD)
+        z, hidden, _, _ = step(seen, k, z, hidden)
+    return found | _error(replay, latents, seen, z, AHEAD)
 
 
 def _error(replay: Replay, latents: Latents, seen: States, predicted: Tensor, steps: int) -> Metrics:
-    """Squared error of z, divided by that of copying the present state; none where nothing moves."""
+    """Squared error of z where the episode goes on for so long, divided by that of copying the present state; not
+    finite where nothing moves. Nothing is read back from the device."""
     truth = latents[(seen.slots + steps) % replay.num_slots]
-    moved = (seen.latents - truth).double().square().sum()
-    return {f"model/error_{steps}": (predicted - truth).double().square().sum() / moved} if moved > 0 else {}
+    counts = (seen.left >= steps)[:, None]
+    wrong, moved = (torch.where(counts, x - truth, 0.0).double().square().sum() for x in (predicted, seen.latents))
+    return {f"model/error_{steps}": wrong / moved}
