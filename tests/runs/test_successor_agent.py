@@ -219,6 +219,7 @@ def test_players() -> None:
         assert isinstance(actor, ThompsonActor)
         assert actor.action_noise == actor.random_share() == 0
         assert bool(actor.perturbations.any()) == (policy == "sample")
+    assert isinstance(actor, ThompsonActor)
     first = actor.perturbations.clone()
     actor.start(np.array([True, False]))
     assert not torch.equal(actor.perturbations[0], first[0])

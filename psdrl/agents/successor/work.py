@@ -25,7 +25,9 @@ class SuccessorWorkload(Workload):
             self.step = count(self._gradient, *self._batch())
 
     def _gradient(self, *batch: Tensor) -> None:
-        losses = successor_losses(self.networks, self.root, *batch, self.config.learning)
+        frames, actions, rewards, terminated, noise = batch
+        learning = self.config.learning
+        losses = successor_losses(self.networks, self.root, frames, actions, rewards, terminated, noise, learning)
         (losses.reward + losses.successor + losses.q).backward()
 
     def _frames(self, rows: int, more: int = 0) -> Tensor:
