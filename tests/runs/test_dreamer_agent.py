@@ -13,7 +13,6 @@ from torch import Tensor
 from psdrl.agents.dreamer.acting import LatentActor, make_decision
 from psdrl.agents.dreamer.agent import NUMBERS, REPORT_EVERY, DreamerAgent
 from psdrl.agents.dreamer.learning import make_steps, scan
-from psdrl.agents.dreamer.networks import States
 from psdrl.agents.dreamer.presets import PRESETS
 from psdrl.agents.dreamer.settings import DreamerConfig
 from psdrl.agents.registry import configure
@@ -133,7 +132,7 @@ def test_when_it_learns_and_copies() -> None:
     assert learned == list(range(20, 60, 3))
     assert copied == [4, 8, 12]
     assert agent.updates == agent.learned == len(learned)
-    slow, critic = agent.networks.slow_critic[0].weight, agent.networks.critic[0].weight
+    slow, critic = (next(part.parameters()) for part in (agent.networks.slow_critic, agent.networks.critic))
     assert not slow.equal(critic)
 
 
@@ -232,8 +231,9 @@ def test_random_steps_do_not_ask_the_networks() -> None:
 def test_players() -> None:
     """By default the most likely action; the latent state is drawn in any case; epsilon is a share of random ones."""
     agent = small_agent(exploration={"random_steps": 10**6})
-    agent.networks.actor[-1].weight.data.zero_()
-    agent.networks.actor[-1].bias.data = torch.tensor([0.0, 1.0])
+    last: Any = agent.networks.actor[-1]
+    last.weight.data.zero_()
+    last.bias.data = torch.tensor([0.0, 1.0])
     frames = np.zeros((400, 3), np.float32)
     modes = agent.player(1, num_envs=400)
     assert isinstance(modes, LatentActor)
@@ -392,8 +392,8 @@ def test_bfloat16_is_for_products_only() -> None:
     noise = torch.zeros(1, half.config.model.latents + 1)
     state = half.networks.world.recurrent.start(1)
     decide = make_decision(half.networks, half.execution, "mode")
-    _, *state = decide(torch.ones(1, 3), *state, torch.zeros(1, dtype=torch.long), torch.zeros(1), noise)
-    assert [x.dtype for x in States(*state)] == [torch.float32] * 2
+    _, *after = decide(torch.ones(1, 3), *state, torch.zeros(1, dtype=torch.long), torch.zeros(1), noise)
+    assert [x.dtype for x in after] == [torch.float32] * 2
 
 
 def test_from_the_command_line(cli_run: Run, tmp_path: Path) -> None:
