@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -85,8 +86,8 @@ def measure(options: Options) -> dict[str, Any]:
     losses: dict[str, Tensor] = {}
     for turn in range(options.repeat):
         for path, (model, behaviour) in paths.items():
-            took, (hidden, sample, parts) = seconds(lambda model=model: model(*sequences))
-            again, (numbers,) = seconds(lambda b=behaviour, h=hidden, z=sample: b(h, z, *rest, latent_noise))
+            took, (hidden, sample, parts) = seconds(partial(model, *sequences))
+            again, (numbers,) = seconds(partial(behaviour, hidden, sample, *rest, latent_noise))
             for phase, one in zip(PHASES, (took, again), strict=True):
                 times[path][phase] = min(times[path][phase], one)
             if turn == 0:

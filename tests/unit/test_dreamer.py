@@ -118,8 +118,8 @@ def test_the_recurrent_cell_by_hand() -> None:
     bias -1."""
     torch.manual_seed(0)
     model = RecurrentModel(ModelConfig(latents=2, classes=3, recurrent=4, units=5), 7, 3).double()
-    for p in model.parameters():
-        p.data += 0.3 * torch.randn_like(p)
+    for parameter in model.parameters():
+        parameter.data += 0.3 * torch.randn_like(parameter)
     p, rng = parameters_of(model), np.random.default_rng(0)
     z, a, h = rng.normal(size=(2, 6)), np.array([2, 0]), rng.normal(size=(2, 4))
     x = np.concatenate([z, np.eye(3)[a]], 1)
@@ -176,7 +176,7 @@ def test_the_world_models_loss_is_the_oracles(kind: str) -> None:
     config, spec = small(), SPECS[kind]
     networks, batch = networks_of(spec, config), batch_of(spec, config)
     world = networks.world
-    fast, plain = learning.model_loss(world, *batch, config), oracle.model_loss(world, *batch, config)  # type: ignore[arg-type, call-arg, misc]
+    fast, plain = learning.model_loss(world, *batch, config), oracle.model_loss(world, *batch, config)  # type: ignore[arg-type, call-arg]
     torch.testing.assert_close(fast.total, plain.total, rtol=1e-11, atol=0)
     torch.testing.assert_close(fast.parts, plain.parts, rtol=1e-10, atol=1e-14)
     torch.testing.assert_close(tuple(fast.states), tuple(plain.states), rtol=1e-11, atol=1e-13)
@@ -191,7 +191,7 @@ def test_the_world_models_loss_is_the_oracles(kind: str) -> None:
 def test_the_parts_are_weighted() -> None:
     config = small(model={"kl_weight": 0.7, "discount_weight": 3.0, "kl_balance": 0.6})
     networks, batch = networks_of(SPECS["vector"], config), batch_of(SPECS["vector"], config)
-    loss = learning.model_loss(networks.world, *batch, config)  # type: ignore[arg-type, call-arg, misc]
+    loss = learning.model_loss(networks.world, *batch, config)  # type: ignore[arg-type, call-arg]
     image, reward, discount, kl = loss.parts.tolist()
     assert float(loss.total) == pytest.approx(image + reward + 3 * discount + 0.7 * kl)
 
@@ -200,10 +200,10 @@ def test_the_discounts_target_is_soft() -> None:
     """Of a logit of 0 the loss is log 2 whatever the target; its gradient is 1/2 - gamma (1 - terminated)."""
     config = small(behaviour={"discount": 0.9}, model={"discount_weight": 1.0})
     networks, (*rest, first, noise) = networks_of(SPECS["vector"], config), batch_of(SPECS["vector"], config)
-    last = networks.world.discount[-1]
+    last: Any = networks.world.discount[-1]
     last.weight.data.zero_()
     last.bias.data.zero_()
-    loss = learning.model_loss(networks.world, *rest, first, noise, config)  # type: ignore[arg-type, call-arg, misc]
+    loss = learning.model_loss(networks.world, *rest, first, noise, config)  # type: ignore[arg-type, call-arg]
     assert float(loss.parts[2]) == pytest.approx(np.log(2))
     (found,) = torch.autograd.grad(loss.total, last.bias)
     assert float(found) == pytest.approx(0.5 - 0.9 * (1 - float(rest[3].mean())))
@@ -269,9 +269,9 @@ def test_behaviour_losses_are_the_oracles() -> None:
         found, wanted = torch.autograd.grad(x, parameters), torch.autograd.grad(y, parameters)
         torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12, msg=name)
     assert numbers[:2].tolist() == [float(actor), float(critic)]
-    both = sum(learning.behaviour_losses(networks, imagined, terminated, config.behaviour)[:2])
+    actor, critic, _ = learning.behaviour_losses(networks, imagined, terminated, config.behaviour)
     others = [*networks.world.parameters()]
-    assert torch.autograd.grad(both, others, allow_unused=True) == (None,) * len(others), (
+    assert torch.autograd.grad(actor + critic, others, allow_unused=True) == (None,) * len(others), (
         "the model learns from data only"
     )
 

@@ -38,31 +38,30 @@ def _cpu(base: DreamerConfig) -> DreamerConfig:
 
 
 def _control(base: DreamerConfig) -> DreamerConfig:
-    """Control problems with a few real observations. [ours]"""
+    """Control problems with a few real observations; after seven trials on seeds 100 and 101, CartPole is learned but
+    not held: docs/dreamer.md. [ours]"""
     return replace(
         base,
         precision="fp32",
         model=ModelConfig(
-            latents=16,
+            latents=8,
             classes=8,
             recurrent=64,
             units=64,
             vector=(64, 64),
             heads=(64, 64),
-            kl_weight=0.01,  # four numbers are to be told, not 4,096 pixels
-            discount_weight=2.0,
+            kl_weight=0.02,  # four numbers are to be told, not 4,096 pixels
             standardise=True,  # CartPole's angle is 0.1 where its velocities are 1
             learning_rate=1e-3,
         ),
         behaviour=BehaviourConfig(
             layers=(64, 64),
-            horizon=12,
-            discount=0.99,  # CartPole's ends come 100 steps after their cause
+            discount=0.99,  # CartPole's ends come 100 steps after their cause: 0.98 with 5 steps stayed at 200
             actor_rate=3e-4,
-            critic_rate=3e-3,
-            target_every=10,
+            critic_rate=1e-3,
+            target_every=50,
         ),
-        learning=LearningConfig(batch=8, length=16),  # 17 ms of one core per update
+        learning=LearningConfig(batch=16, length=16),  # 39 ms of one core per update
         replay=SequenceReplayConfig(capacity=100_000, sequences="across"),  # random episodes have 20 steps
         exploration=ExplorationConfig(random_steps=1_000),
         reward_transform="none",  # rewards are small, and their sizes matter
