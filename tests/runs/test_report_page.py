@@ -37,7 +37,8 @@ class Page:
     """A page, with all that its console says."""
 
     def __init__(self, page: Any, path: Path) -> None:
-        self.page, self.said = page, []
+        self.page = page
+        self.said: list[str] = []
         page.on("console", lambda message: self.said.append(message.text))
         page.on("pageerror", lambda error: self.said.append(str(error)))
         page.on("requestfailed", lambda request: self.said.append(request.url))

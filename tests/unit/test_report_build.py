@@ -4,6 +4,7 @@ import csv
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -171,10 +172,11 @@ def test_differences_are_sorted_clipped_and_coloured(tmp_path: Path) -> None:
     (group,) = grouped(tmp_path)
     drawn = next(each for each in bars.drawings(group, 1) if "B+P" in each.title)
     (axes,) = drawn.figure.axes
-    widths = [patch.get_width() for patch in axes.patches]
+    patches: Any = axes.patches
+    widths = [patch.get_width() for patch in patches]
     assert widths == sorted(widths, reverse=True)
     assert max(widths) == CLIP
-    for patch, label in zip(axes.patches, axes.get_yticklabels(), strict=True):
+    for patch, label in zip(patches, axes.get_yticklabels(), strict=True):
         game = label.get_text().partition(",")[0]
         red = patch.get_facecolor()[0] > patch.get_facecolor()[2]
         assert red == (patch.get_width() < 0), game

@@ -56,7 +56,7 @@ class Hand:
         raw = torch.from_numpy(z) / encoder.latent_scale + encoder.latent_mean
         if self.agent.spec.kind == "vector":
             return raw.numpy()
-        images = encoder.decoder(raw) / encoder.contrast + encoder.mean_frame  # type: ignore[operator]
+        images = encoder.decoder(raw) / encoder.contrast + encoder.mean_frame
         return images.clamp(0, 1).numpy()
 
 
@@ -105,11 +105,11 @@ def test_choices_are_the_parts_of_what_acting_maximises(lookahead: int) -> None:
     hand, found = Hand(agent, episode), view.choices(agent, episode, several)
     assert found.rewards.shape == (3, 12, ACTIONS)
     for m, sample in enumerate([agent.draw(mean=True), *several]):
-        layer = [x.double().numpy() for x in (sample.weight, sample.bias)]
+        weight, bias = (x.double().numpy() for x in (sample.weight, sample.bias))
         value, discount = agent.models.acting_value, agent.config.value.discount
         for t in range(12):
             z, h = hand.latents[t : t + 1], hand.hidden[t]
-            wanted, _ = hand_returns(agent.models, *layer, z, h, discount, value, lookahead)
+            wanted, _ = hand_returns(agent.models, weight, bias, z, h, discount, value, lookahead)
             np.testing.assert_allclose(found.returns[m, t], wanted[0], rtol=1e-6, atol=1e-7)
             rewards = [hand.step(sample, z, h, a)[2] for a in range(ACTIONS)]
             np.testing.assert_allclose(found.rewards[m, t], rewards, rtol=1e-6, atol=1e-7)
