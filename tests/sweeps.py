@@ -86,12 +86,12 @@ def until(asked: Callable[[], Any], process: subprocess.Popen[bytes], seconds: f
     return found
 
 
-def in_the_middle(out: Path, steps: int = 2500) -> tuple[int, Path] | None:
-    """A process that trains, has saved and has not come far, with its run directory; the sweep has its checkpoint."""
+def in_the_middle(out: Path, most: int = 1700) -> tuple[int, Path] | None:
+    """A process that trains and whose run the sweep has a checkpoint of, at `most` at this step; with its directory."""
     for pid, run in trainers(out).items():
         home = out.joinpath(*run.parts[-4:])
         saved = [int(path.name.split("-")[1]) for path in home.glob("checkpoint-*")]
-        if saved and max(saved) < 0.7 * steps:
+        if saved and max(saved) <= most:
             return pid, run
     return None
 

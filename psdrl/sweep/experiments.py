@@ -14,7 +14,7 @@ PAPER = ("--preset", "paper", "--steps", "1000000", "--eval-every", "10000", "--
 SMALL = ("--preset", "cpu", "--steps", "30000", "--eval-every", "3000", "--eval-episodes", "1")
 SEVEN = (*SIX, "Pong")  # of the paper's table of run times
 BASELINES = ("bootstrap", "successor", "dreamer")
-# The appendix's search sets. What it calls B+P's likelihood prior is the factor on the prior network.
+# The appendix's search sets. What it calls a likelihood prior is B+P's factor on the prior network and SU's beta.
 GRIDS = {
     "psdrl": (
         "posterior.prior-latent=1e1,1e3,1e5",
@@ -23,11 +23,15 @@ GRIDS = {
         "replay.batch=125,250",
     ),
     "bootstrap": ("network.prior-scale=1,3,10", "learning.every=2,4", "learning.batch=32,64"),
+    "successor": ("posterior.beta=1e-1,1e-3,1e-5", "learning.every=2,4", "learning.batch=32,64"),
+    "dreamer": ("learning.every=4,8,12",),
 }
 # Around the values of the preset cpu, a factor of 100 apart as in the paper's.
 SMALL_GRIDS = {
     "psdrl": ("posterior.prior-latent=1e-4,1e-2,1", "value.discount=0.98,0.99"),
     "bootstrap": ("network.prior-scale=1,3,10",),
+    "successor": ("posterior.beta=1e-1,1e-3,1e-5",),
+    "dreamer": ("learning.every=4,8,12",),
 }
 
 

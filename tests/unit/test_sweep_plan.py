@@ -136,7 +136,7 @@ def test_experiments_have_the_papers_sizes() -> None:
     assert runs("figure-ablation-posterior", "paper") == 6 * 3 * 3
     assert runs("figure-ablation-value", "paper") == 6 * 2 * 3
     assert runs("table-runtime", "paper") == 7 * 3 * agents
-    assert runs("grid-search", "paper") == 6 * (36 + 12)
+    assert runs("grid-search", "paper") == 6 * (36 + 12 + 12 + 3)
     assert runs("table-1", "small") == 6 * agents
     with pytest.raises(UserError, match="did you mean table-1"):
         experiments.experiment("table1", "paper")
@@ -156,7 +156,7 @@ def test_the_small_grid_search_can_be_planned_and_says_so() -> None:
     what = experiments.experiment("grid-search", "small")
     blocks = [Block(("Freeway", "Pong"), b.algos, b.seeds, b.axes, (*b.flags, "--device", "cpu")) for b in what.blocks]
     cases = plan.plan(blocks)
-    assert len(cases) == 2 * (6 + 3)
+    assert len(cases) == 2 * (6 + 3 + 3 + 3)
     assert parse_train(list(cases[3].arguments))[0] == cases[3].config
     assert "2 environments, 1 seed(s), 10,000 steps, preset cpu" in experiments.small_note("grid-search", cases)
 
