@@ -144,10 +144,10 @@ def test_every_tile(precision: str, rows: int, monkeypatch: pytest.MonkeyPatch) 
 def test_other_ways(precision: str, way: str) -> None:
     """The inner dimension in parts, more of them than it has blocks, and the product by a library."""
     split = tune.splits(precision, 125)
-    ways = [tune.LIBRARY] if way == "cublas" else [split[0], split[-1]._replace(split=5)]
+    ways: list[tune.Way] = [tune.LIBRARY] if way == "cublas" else [split[0], split[-1]._replace(split=5)]
     for pin, terms in itertools.product(ways, ("", "b", "bsc")):
 
-        def inputs(seed: int, terms: str = terms) -> list[Tensor | None]:
+        def inputs(seed: int, terms: str = terms) -> list[Any]:
             shapes = (66, 97), (131, 97), (131,), (11, 131), (6, 131)
             x, weight, *optional = draws(precision, *shapes, seed=seed)
             return [

@@ -11,10 +11,13 @@ from torch import nn
 from psdrl import configure
 from psdrl.agents.psdrl.acting import Actor
 from psdrl.agents.psdrl.autoencoder import Autoencoder
+from psdrl.agents.psdrl.flat_model import Folded
 from psdrl.agents.psdrl.kernel_calls import KernelCalls, of_products
 from psdrl.agents.psdrl.learning import chunks, encode_buffer
+from psdrl.agents.psdrl.lookahead import predict
 from psdrl.agents.psdrl.settings import AutoencoderConfig
 from psdrl.agents.psdrl.synthetic import atari_spec, debug_agent
+from psdrl.kernels.checks import Argument
 from psdrl.kernels.convolution import shuffles
 from psdrl.runtime.device import bf16_on_cpu
 from psdrl.runtime.execution import Execution
@@ -52,6 +55,24 @@ def test_blocks_must_fit():
     assert not shuffles(nn.Conv2d(1, 2, 4, 1), nn.ConvTranspose2d(2, 1, 4, 1), 64)
 
 
+@pytest.mark.parametrize("features", ["linear", "tanh", "tanh+inputs"])
+def test_padding_of_the_output_layer_is_inert(features):
+    """Latent states, rewards, ends, targets and actions are the same bits; a direct way is left alone."""
+    agent = debug_agent("fast", torch.float64, kind="vector", forward={"features": features})
+    models = agent.models
+    world = models.forward_model.prepare(agent.model)
+    assert isinstance(world, Folded)
+    padded = world.padded()
+    assert (len(padded.output) % 8 == 0) == (features != "tanh+inputs")
+    generator = torch.Generator().manual_seed(0)
+    sizes = (5, models.autoencoder.latent_size), (5, models.forward_model.hidden_size)
+    z, h = (torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes)
+    with torch.no_grad():
+        usual, other = (predict(w, models.termination, z, h) for w in (world, padded))
+        assert all(torch.equal(x, y) for x, y in zip(usual, other, strict=True))
+        assert torch.equal(usual.planned(models.value), other.planned(models.value))
+
+
 def test_a_gpu_encodes_full_chunks_only():
     slots = torch.arange(5000) + 7
     gpu: Any = SimpleNamespace(device=torch.device("cuda"), chunk_rows=32768)
@@ -67,6 +88,12 @@ def test_a_gpu_sees_eight_times_the_rows():
     assert (config.rows_at_once(False), config.rows_at_once(True)) == (4096, 32768)
     rows = [max(call.rows for call in KernelCalls.of(config, atari_spec(6), gpu).calls) for gpu in (False, True)]
     assert rows == [4096, 32768]
+    widths = []
+    for gpu in (False, True):
+        calls = KernelCalls.of(config, atari_spec(6), gpu).calls
+        weights = [call.arguments[1] for call in calls if call.operation == "linear"]
+        widths.append({weight.shape[0] for weight in weights if isinstance(weight, Argument)})
+    assert widths[0] ^ widths[1] == {1537, 1544}, "checks run the machine code that training runs"
 
 
 def test_what_mixed_precision_is_of():

@@ -75,7 +75,8 @@ class FlatModel(WorldModel):
         return Statistics.empty(self.output.in_features, self.output.out_features, device)
 
     def prepare(self, sample: SampledModel) -> SampledWorld:
-        return fold(self, sample)
+        world = fold(self, sample)
+        return world.padded() if sample.weight.is_cuda else world
 
     def narrow(self, sample: SampledModel, rows: int) -> Narrow | None:
         world, latent = self.fold(sample), self.latent_size
@@ -109,6 +110,15 @@ class Folded(NamedTuple):
     def num_actions(self) -> int:
         """A."""
         return len(self.gru_columns)
+
+    def padded(self) -> "Folded":
+        """With rows of zeros below the output layer, up to a multiple of 8: rows of 1544 numbers start at multiples of
+        16 bytes in float32 and bfloat16, rows of 1537 at 4 or 2, and a GPU's products are made for the former. What
+        they add to a prediction is zeros, behind [z^, r^]."""
+        rows = -len(self.output) % 8
+        if len(self.direct) or not rows:
+            return self
+        return self._replace(output=F.pad(self.output, (0, 0, 0, rows)), output_bias=F.pad(self.output_bias, (0, rows)))
 
     def lowered(self, dtype: torch.dtype) -> "Folded":
         """With what enters products in this dtype, as autocast would cast it; `gru_actions` is none."""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from psdrl.agents.psdrl.flat_model import Folded
 from psdrl.agents.psdrl.lookahead import Lookahead, predict
 from psdrl.agents.psdrl.models import Models
 from psdrl.agents.psdrl.planning import value_gradient
@@ -33,27 +34,31 @@ class KernelCalls(NamedTuple):
         at_once = config.rows_at_once(gpu)
         with torch.device("meta"), checks.recorded() as calls:
             models = Models(config, spec)
-            _act(models, config.num_envs // config.env_groups)
+            _act(models, config.num_envs // config.env_groups, gpu)
             rows = spec.num_actions * models.forward_model.rows_per_state
-            _plan(models, max(1, at_once // rows), config)
+            _plan(models, max(1, at_once // rows), config, gpu)
             _learn(models, config, at_once)
         return cls(calls, models.forward_model.output.in_features)
 
 
-def _states(models: Models, states: int) -> tuple[SampledWorld, torch.Tensor, torch.Tensor]:
+def _states(models: Models, states: int, gpu: bool) -> tuple[SampledWorld, torch.Tensor, torch.Tensor]:
     world = models.forward_model.fold(models.forward_model.sampled(None))
+    if gpu and isinstance(world, Folded):
+        world = world.padded()
     return world, torch.empty(states, models.autoencoder.latent_size), models.forward_model.no_hidden(states)
 
 
-def _act(models: Models, states: int) -> None:
-    world, latents, hidden = _states(models, states)
+def _act(models: Models, states: int, gpu: bool) -> None:
+    world, latents, hidden = _states(models, states, gpu)
     tie_noise = torch.empty(states, world.num_actions)
     Lookahead(world, models.termination, models.value).action(latents, hidden, tie_noise)
 
 
-def _plan(models: Models, states: int, config: PsdrlConfig) -> None:
-    world, latents, hidden = _states(models, states)
+def _plan(models: Models, states: int, config: PsdrlConfig, gpu: bool) -> None:
+    world, latents, hidden = _states(models, states, gpu)
     predict(world, models.termination, latents, hidden).planned(models.target)
+    if gpu:
+        return
     rows = config.replay.batch * config.value.target_every * world.num_actions
     narrow = models.forward_model.narrow(models.forward_model.sampled(None), rows)
     if narrow is not None:

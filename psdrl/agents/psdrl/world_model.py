@@ -29,7 +29,8 @@ class SampledWorld(Protocol):
         """A."""
 
     def predict(self, latents: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """[z^, r^] (n A, Z + 1) of all actions, and h' (n A, H), from latent states (n, Z) and hidden states (n, H)."""
+        """[z^, r^] (n A, Z + 1) of all actions, and h' (n A, H), from latent states (n, Z) and hidden states (n, H).
+        Further columns of the first are not looked at."""
 
 
 @dataclass
