@@ -76,7 +76,7 @@ def test_padding_of_the_output_layer_is_inert(features):
 def test_a_gpu_encodes_full_chunks_only():
     slots = torch.arange(5000) + 7
     gpu: Any = SimpleNamespace(device=torch.device("cuda"), chunk_rows=32768)
-    found = chunks(slots, gpu)
+    found = list(chunks(slots, gpu))
     assert [len(part) for part in found] == [2048, 2048, 2048]
     assert torch.equal(torch.cat(found).unique(), slots)
     assert [len(part) for part in chunks(slots[:300], Execution(CPU))] == [256, 44]
