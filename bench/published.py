@@ -17,6 +17,7 @@ from psdrl.agents.psdrl import oracle
 from psdrl.agents.psdrl.agent import PsdrlAgent
 from psdrl.agents.psdrl.autoencoder import Autoencoder
 from psdrl.agents.psdrl.learning import make_optimisers
+from psdrl.agents.psdrl.lookahead import Happened
 from psdrl.agents.psdrl.models import Models
 from psdrl.agents.psdrl.oracle import EncodeOnUse, Lookahead
 from psdrl.agents.psdrl.settings import PsdrlConfig
@@ -48,7 +49,13 @@ def as_published(agent: PsdrlAgent) -> PsdrlAgent:
 
 
 def lookahead(
-    models: Models, sample: SampledModel, value: MinEnsemble, latents: Tensor, hidden: Tensor, steps: int = 1
+    models: Models,
+    sample: SampledModel,
+    value: MinEnsemble,
+    latents: Tensor,
+    hidden: Tensor,
+    steps: int = 1,
+    happened: Happened | None = None,
 ) -> Lookahead:
     """`oracle.lookahead` with the |A| actions of all states stacked into one call of every network; one step."""
     assert steps == 1, "the released code looks one step ahead"
@@ -57,8 +64,13 @@ def lookahead(
     actions = torch.arange(model.num_actions, device=latents.device).repeat(states)
     h = model.next_hidden(repeated, actions, hidden.repeat_interleave(model.num_actions, 0))
     prediction = model.predicted(model.features(h, repeated, actions), sample.weight, sample.bias)
-    z, reward = prediction[:, :-1], prediction[:, -1]
-    following = torch.where(models.termination(z) < THRESHOLD, value(torch.cat([z, h], 1)), 0.0)
+    z, reward, unseen = prediction[:, :-1], prediction[:, -1], torch.zeros(())
+    if happened is not None:
+        errors = oracle.surprises(models, sample, latents, hidden, happened)
+        of_z, of_reward, unseen = (error.repeat_interleave(model.num_actions, 0) for error in errors)
+        z, reward = z + of_z, reward + of_reward
+    omega = models.termination(z) + unseen
+    following = torch.where(omega < THRESHOLD, value(torch.cat([z, h], 1)), 0.0)
     returns = reward + value.discount * following
     return Lookahead(returns.view(states, -1), h.view(states, model.num_actions, -1))
 

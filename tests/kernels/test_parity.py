@@ -9,6 +9,7 @@ import torch
 from bench import published
 from bench.parity import distance, parameters, run_phase
 from psdrl.agents.psdrl import learning, oracle, planning, rollout
+from psdrl.agents.psdrl.lookahead import Happened
 from psdrl.agents.psdrl.narrow import Narrow
 from psdrl.agents.psdrl.synthetic import debug_agent
 from psdrl.runtime.execution import Execution
@@ -195,6 +196,11 @@ def test_lookahead_agrees(actions, steps, dtype):
         plain, fast = oracle.lookahead(*arguments, steps), fast_lookahead(*arguments)
         if steps == 1:
             torch.testing.assert_close(published.lookahead(*arguments), plain)  # what bench/ compares with
+            real = Happened(
+                torch.arange(13) % actions, h @ z.new_ones(23, z.shape[1]), z[:, 0], (z[:, 1] > 0).to(dtype)
+            )
+            known = oracle.lookahead(*arguments, happened=real)
+            torch.testing.assert_close(published.lookahead(*arguments, happened=real), known)
     assert fast.hidden.shape == (13, actions, 23)
     for name in ("returns", "hidden"):
         error = distance(getattr(fast, name), getattr(exact, name))
