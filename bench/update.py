@@ -46,7 +46,7 @@ def serve(preset: str, actions: int, transitions: int) -> None:
     from bench.workload import make_agent
 
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-    time.perf_counter = clock  # type: ignore[assignment]  # which the phases' marks read
+    time.perf_counter = clock  # which the phases' marks read
     agent = make_agent(preset, actions, transitions)
     print(json.dumps({"ready": torch.get_num_threads()}), flush=True)
     for _ in sys.stdin:

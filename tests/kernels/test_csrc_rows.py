@@ -149,6 +149,6 @@ def test_gram_in_registers(shape, dtype):
     start = torch.randn(k, k, dtype=torch.float64), torch.randn(k, o, dtype=torch.float64)
     ours, oracle = ([x.clone() for x in start] for _ in range(2))
     torch.ops.psdrl.gram_registers_(*ours, phi, targets, -1.5)
-    posterior_reference.gram_accumulate_(*oracle, phi, targets, -1.5)
+    posterior_reference.gram_accumulate_(oracle[0], oracle[1], phi, targets, -1.5)
     torch.testing.assert_close(ours[0].tril(), oracle[0].tril(), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(ours[1], oracle[1], rtol=1e-12, atol=1e-12)

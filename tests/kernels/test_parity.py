@@ -261,13 +261,15 @@ def test_a_new_sample_is_folded_anew():
 
 @pytest.mark.parametrize("case", ["narrow", "narrow-without-inputs"])
 def test_narrow_predictions_serve_where_they_are_narrower(case, monkeypatch):
-    asked = []
-    monkeypatch.setattr(Narrow, "values", lambda *args: asked.append(1) or values(*args))
+    asked, values = [], Narrow.values
+
+    def counted(*args):
+        asked.append(1)
+        return values(*args)
+
+    monkeypatch.setattr(Narrow, "values", counted)
     debug_agent("fast", torch.float64, **CASES[case]).update()
     assert asked
     asked.clear()
     debug_agent("fast", torch.float64, **CASES["no-memory-nothing-repeats"]).update()
     assert not asked, "codes of 17 numbers against 9"
-
-
-values = Narrow.values

@@ -61,7 +61,7 @@ def test_steps_are_the_oracles(case):
         for x, target in zip(states, targets, strict=True):  # what serves elsewhere
             plain.each(value_gradient, x, target)
             eager.step()
-    oracle = reference.tanh_net_steps_(*exact[2:], exact[1], list(exact[0].parameters()), len(exact[0]))
+    oracle = reference.tanh_net_steps_(exact[2], exact[3], exact[1], list(exact[0].parameters()), len(exact[0]))
     assert losses.shape == oracle.shape
     torch.testing.assert_close(losses.double(), oracle, rtol=1e-5, atol=1e-6)
     for ours, theirs, true in zip(numbers(value, optimiser), numbers(plain, eager), numbers(*exact[:2]), strict=True):
@@ -72,7 +72,7 @@ def test_steps_are_the_oracles(case):
 def test_a_block_is_its_steps_one_by_one():
     whole, apart = problem(4, 9, 6, 10, 3, 2), problem(4, 9, 6, 10, 3, 2)
     with torch.no_grad():
-        losses = tanh_net_steps_(*whole[2:], whole[1], list(whole[0].parameters()), 2)
+        losses = tanh_net_steps_(whole[2], whole[3], whole[1], list(whole[0].parameters()), 2)
         parts = [
             tanh_net_steps_(x[None], y[None], apart[1], list(apart[0].parameters()), 2)
             for x, y in zip(*apart[2:], strict=True)

@@ -76,11 +76,13 @@ def test_padding_of_the_output_layer_is_inert(features):
 def test_a_gpu_encodes_full_chunks_only():
     slots = torch.arange(5000) + 7
     gpu: Any = SimpleNamespace(device=torch.device("cuda"), chunk_rows=32768)
-    found = list(chunks(slots, gpu))
+    found: list[Any] = list(chunks(slots, gpu))
     assert [len(part) for part in found] == [2048, 2048, 2048]
     assert torch.equal(torch.cat(found).unique(), slots)
-    assert [len(part) for part in chunks(slots[:300], Execution(CPU))] == [256, 44]
-    assert sum(map(len, chunks(slots[:0], gpu))) == 0
+    few: list[Any] = list(chunks(slots[:300], Execution(CPU)))
+    assert [len(part) for part in few] == [256, 44]
+    none: list[Any] = list(chunks(slots[:0], gpu))
+    assert sum(map(len, none)) == 0
 
 
 def test_a_gpu_sees_eight_times_the_rows():

@@ -1,6 +1,7 @@
 """Replay buffer: whole episodes, first in, first out, each observation stored once; the sequences drawn from it."""
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -335,4 +336,5 @@ def test_stored_rows_are_a_slice_until_the_ring_turns() -> None:
     rng = np.random.default_rng(0)
     while isinstance(replay.stored_rows(), slice):
         add_episode(replay, rng, 3)
-    assert torch.equal(torch.cat(list(parts(replay.stored_rows(), 4))), replay.stored_slots())
+    split: list[Any] = list(parts(replay.stored_rows(), 4))
+    assert torch.equal(torch.cat(split), replay.stored_slots())

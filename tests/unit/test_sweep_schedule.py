@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -107,7 +107,7 @@ def test_runs_share_gpus(tmp_path: Path) -> None:
     """Two halves of each of two GPUs: four at a time, each sees one."""
     variables = program(tmp_path, "show", "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])")
     backend = Local(9, gpus_per_run=0.5, gpus=2)
-    workers = []
+    workers: list[Any] = []
     while backend.room():
         workers.append(backend.submit(Job("x", "show", (), str(tmp_path / f"{len(workers)}"), variables)))
     assert len(workers) == 4
@@ -180,7 +180,7 @@ time.sleep(60)
 class Scripted:
     """A backend whose workers do what a script says: one list of news per attempt."""
 
-    def __init__(self, *attempts: list[Look | Lost]) -> None:
+    def __init__(self, *attempts: Sequence[Look | Lost]) -> None:
         self.attempts, self.begun, self.stopped = list(attempts), 0, 0
 
     def room(self) -> bool:
@@ -212,7 +212,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("psdrl.sweep.schedule.PAUSE", 0.0)
 
 
-def scripted(*attempts: list[Look | Lost], retries: int = 2, steps: int = 100) -> tuple[Task, Scripted]:
+def scripted(*attempts: Sequence[Look | Lost], retries: int = 2, steps: int = 100) -> tuple[Task, Scripted]:
     task, backend = Task(Job("x", "x", (), "/nowhere"), steps=steps), Scripted(*attempts)
     Schedule([task], backend, retries).run(never)
     return task, backend
@@ -224,7 +224,8 @@ def test_a_run_that_progresses_is_not_given_up() -> None:
     lives: list[list[Look | Lost]] = [[Look(10 * i, 10 * i), Lost("its node died")] for i in range(9)]
     task, _ = scripted(*lives, [Look(90, 90), Look(100, 100, code=0)])
     assert (task.state, task.attempts, len(task.reasons)) == ("finished", 10, 9)
-    task, _ = scripted(*lives, *[[Look(85, 80), Lost("its node died")] for _ in range(3)])
+    dying: list[list[Look | Lost]] = [[Look(85, 80), Lost("its node died")] for _ in range(3)]
+    task, _ = scripted(*lives, *dying)
     assert (task.state, task.attempts) == ("failed", 11), "the last new checkpoint came with the ninth life"
 
 
@@ -293,6 +294,8 @@ def test_asha_ends_the_worst_settings_of_each_environment() -> None:
 
 class Direct:
     """A worker that is asked as an actor is, in this process."""
+
+    read: Any
 
     def __init__(self, worker: Worker) -> None:
         for name in ("clear", "write", "snapshot", "read"):

@@ -1,5 +1,7 @@
 """What an update and an action do, and what they need of memory: for the cost model, `psdrl.cost`."""
 
+from contextlib import AbstractContextManager
+
 import torch
 from torch import Tensor, nn
 
@@ -9,7 +11,7 @@ from psdrl.agents.dreamer.networks import Networks, States
 from psdrl.agents.dreamer.settings import DreamerConfig
 from psdrl.envs.vector import EnvSpec
 from psdrl.runtime.execution import EAGER
-from psdrl.runtime.work import Count, Loop, Phase, Trial, Work, Workload, adam, count, weights
+from psdrl.runtime.work import CPU, NOTHING, Count, Loop, Phase, Trial, Work, Workload, adam, count, weights
 
 # Besides losses and gradients: clipping and Adam are 15 to 23 operations per network (counted for Bootstrapped DQN);
 # drawing a batch is work for the host that takes as long as 10 to 50 of them.
@@ -110,11 +112,11 @@ class DreamerWorkload(Workload):
             "activations": 4 * max(self.model.numbers, self.behaviour.numbers),
         }
 
-    def trials(self) -> dict[str, Trial]:
+    def trials(self, device: torch.device = CPU, images: AbstractContextManager = NOTHING) -> dict[str, Trial]:
         """The two gradient steps; acting's products have the rate of imagination's."""
-        networks = Networks(self.config, self.spec)
+        networks = Networks(self.config, self.spec).to(device)
         steps = make_steps(networks, make_optimisers(networks, self.config), self.config)
-        batch, start = self._sequences(), self._start()
+        batch, start = ([x.to(device) for x in part] for part in (self._sequences(), self._start()))
         model = Trial(2 * self.model.macs, lambda: steps[0](*batch), self.model.launches + OPTIMISER)
         behaviour = Trial(2 * self.behaviour.macs, lambda: steps[1](*start), self.behaviour.launches + 2 * OPTIMISER)
         return {"flops": behaviour, "gradient": behaviour, "convolution": model}

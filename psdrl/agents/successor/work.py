@@ -1,5 +1,7 @@
 """What a gradient step, a draw and an action do, and what they need of memory: for the cost model, `psdrl.cost`."""
 
+from contextlib import AbstractContextManager
+
 import torch
 from torch import Tensor
 
@@ -7,7 +9,7 @@ from psdrl.agents.successor.learning import make_optimiser, make_step, noise_sha
 from psdrl.agents.successor.network import Networks
 from psdrl.agents.successor.settings import SuccessorConfig
 from psdrl.envs.vector import EnvSpec
-from psdrl.runtime.work import Count, Loop, Phase, Trial, Work, Workload, adam, count, weights
+from psdrl.runtime.work import CPU, NOTHING, Count, Loop, Phase, Trial, Work, Workload, adam, count, weights
 
 # Besides losses and gradient: clipping and Adam are 15 to 23 operations, counted with a dispatch mode; drawing a batch
 # is work for the host that takes as long as 10 to 50 of them. Regression and draws: 25, counted likewise.
@@ -106,14 +108,16 @@ class SuccessorWorkload(Workload):
             "activations": 4 * self.step.numbers,
         }
 
-    def trials(self) -> dict[str, Trial]:
+    def trials(self, device: torch.device = CPU, images: AbstractContextManager = NOTHING) -> dict[str, Trial]:
         """A gradient step, and the target network's part of it."""
         config = self.config
-        networks, batch = Networks(config.network, self.spec, config.replay.stack), self._batch()
+        networks = Networks(config.network, self.spec, config.replay.stack).to(device)
+        batch = [x.to(device) for x in self._batch()]
         optimiser = make_optimiser(networks.online, config.learning.learning_rate)
-        step = make_step(networks, torch.zeros(self.root.shape), optimiser, config.learning)
+        step = make_step(networks, torch.zeros(self.root.shape, device=device), optimiser, config.learning)
         gradient = Trial(2 * self.step.macs, lambda: step(*batch), self.step.launches + OPTIMISER)
-        frames, perturbations = batch[0][:, 1:], torch.zeros(config.learning.batch, config.network.features)
+        frames = batch[0][:, 1:]
+        perturbations = torch.zeros(config.learning.batch, config.network.features, device=device)
         forward = torch.no_grad()(networks.values)
         found = count(self.networks.values, frames.to("meta"), perturbations.to("meta"))
         values = Trial(2 * found.macs, lambda: forward(frames, perturbations), found.launches)
