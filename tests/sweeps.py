@@ -19,17 +19,6 @@ MEMORY = 80 << 20  # bytes of an object store, the smallest that Ray takes
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
 # Two agents, two seeds; checkpoints at odd steps, evaluations, episodes' ends.
 FLAGS: tuple[str, ...] = ("--envs", "deepsea-5", "--algos", "psdrl,bootstrap", "--seeds", "2", "--preset", "debug")
-    "--envs",
-    "deepsea-5",
-    "--algos",
-    "psdrl,bootstrap",
-    "--seeds",
-    "2",
-    "--preset",
-    "debug",
-    "--device",
-    "cpu",
-)
 FLAGS += ("--device", "cpu", "--steps", "2500", "--eval-every", "600", "--checkpoint-every", "137")
 
 

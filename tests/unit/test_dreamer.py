@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from psdrl.agents.dreamer import learning, oracle
 from psdrl.agents.dreamer.categorical import balanced, divergence, draw, log_probability, one_hot, sample
-from psdrl.agents.dreamer.networks import Networks, RecurrentModel, States
+from psdrl.agents.dreamer.networks import ImageEncoder, Networks, RecurrentModel, States
 from psdrl.agents.dreamer.sequences import Moments, draw_sequences, drawn_slots, enough
 from psdrl.agents.dreamer.settings import DreamerConfig, ModelConfig
 from psdrl.agents.registry import configure
@@ -366,3 +366,16 @@ def test_moments_are_those_of_all_observations() -> None:
     other.see(parts[0])
     moments.see(parts[0])
     np.testing.assert_array_equal(other.squares, moments.squares)
+
+
+def test_mixed_precision_lowers_the_networks_of_images_only() -> None:
+    torch.manual_seed(0)
+    encoder, frames = ImageEncoder(1, 2), torch.rand(3, 1, 64, 64)
+    full = encoder(frames)
+    with torch.autocast("cpu", torch.bfloat16):
+        low = encoder(frames).float()
+    encoder.bf16 = True
+    mixed = encoder(frames)
+    assert mixed.dtype == torch.float32
+    assert torch.equal(mixed, low)
+    assert not torch.equal(mixed, full)

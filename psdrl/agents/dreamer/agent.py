@@ -11,7 +11,7 @@ from torch import Tensor
 
 from psdrl.agents.dreamer.acting import LatentActor, Policy, make_decision
 from psdrl.agents.dreamer.learning import BEHAVIOUR_NUMBERS, MODEL_NUMBERS, make_optimisers, make_steps
-from psdrl.agents.dreamer.networks import Networks
+from psdrl.agents.dreamer.networks import ImageNetwork, Networks
 from psdrl.agents.dreamer.sequences import Moments, draw_sequences, enough
 from psdrl.agents.dreamer.settings import DreamerConfig
 from psdrl.agents.dreamer.work import DreamerWorkload
@@ -57,6 +57,9 @@ class DreamerAgent(Agent):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seeds[2])
             self.networks = Networks(config, spec).to(self.device)
+        for network in self.networks.modules():
+            if isinstance(network, ImageNetwork):
+                network.bf16 = self.execution.precision == "mixed"
         self.evaluation_seed = seeds[3]
         group = config.num_envs // config.env_groups
         self.actors = [self._actor(group, seed) for seed in seeds[4:]]

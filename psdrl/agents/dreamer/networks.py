@@ -47,7 +47,21 @@ def initialise(network: nn.Module) -> None:
                 nn.init.zeros_(module.bias)
 
 
-class ImageEncoder(nn.Module):
+class ImageNetwork(nn.Module):
+    """Convolutions, in bfloat16 although the rest is not if `bf16` (--precision mixed)."""
+
+    layers: nn.Sequential
+    bf16 = False
+
+    def formed(self, x: Tensor) -> Tensor:
+        """What the layers make of x (n, ...), in its own type."""
+        if not self.bf16:
+            return self.layers(x)
+        with torch.autocast(x.device.type, torch.bfloat16):
+            return self.layers(x).to(x.dtype)
+
+
+class ImageEncoder(ImageNetwork):
     """Four convolutions, kernel 4, stride 2, no padding, ELU: 64 x 64 -> 31 -> 14 -> 6 -> 2."""
 
     def __init__(self, channels: int, depth: int) -> None:
@@ -60,10 +74,10 @@ class ImageEncoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Embeddings (n, E) of images (n, channels, 64, 64)."""
-        return self.layers(x)
+        return self.formed(x)
 
 
-class ImageDecoder(nn.Module):
+class ImageDecoder(ImageNetwork):
     """A linear layer to 32 depths, then four transposed convolutions: 1 -> 5 -> 13 -> 30 -> 64."""
 
     def __init__(self, features: int, channels: int, depth: int) -> None:
@@ -77,7 +91,7 @@ class ImageDecoder(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Means (n, channels, 64, 64) of features (n, F)."""
-        return self.layers(self.first(features)[:, :, None, None])
+        return self.formed(self.first(features)[:, :, None, None])
 
 
 class VectorEncoder(nn.Module):
