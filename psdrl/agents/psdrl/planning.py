@@ -65,15 +65,15 @@ def train_value(
 
     @torch.no_grad()
     def steps(
-        latents_hidden: Tensor, rewards: Tensor, omega: Tensor, states: Tensor, times: Tensor | None = None
+        latents_hidden: Tensor, rewards: Tensor, omega: Tensor, states: Tensor, share: Tensor | None = None
     ) -> tuple[Tensor]:
         """V' on what the actions of n steps lead to (n B, A, .), then n gradient steps from states (n, B, Z + H)."""
         losses = []
-        share = () if times is None else ((times / times.sum()).to(states),)
+        shares = () if share is None else (share.to(states),)
         with execution.autocast():
             targets = targets_of(Predictions(latents_hidden, rewards, omega), models.target).view(states.shape[:2])
             for x, target in zip(states, targets, strict=True):
-                losses += value.each(gradient, x, target, *share)
+                losses += value.each(gradient, x, target, *shares)
                 optimiser.step()
         return (torch.stack(losses),)
 
@@ -90,8 +90,8 @@ def train_value(
     merge = execution.sizes_may_vary and config.forward.recurrent == 0
     rollout = Rollout(foresee, scan, forward_model, latents, execution.chunk_rows, block, merge)
     with torch.no_grad():
-        for first, states, predictions, times in rollout.blocks(batches, replay, config):
+        for first, states, predictions, share in rollout.blocks(batches, replay, config):
             if first % block == 0:
                 value.update_target(models.target)
-            losses += run(*predictions, states, *(() if times is None else (times,)))
+            losses += run(*predictions, states, *(() if share is None else (share,)))
     return {"value": torch.cat(losses).mean()} if losses else {}

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from psdrl.agents.psdrl.deduplicate import counted
 from psdrl.agents.psdrl.learning import Latents
 from psdrl.agents.psdrl.lookahead import Predictions, joined
 from psdrl.agents.psdrl.networks import one_hot
@@ -35,7 +36,7 @@ class Block(NamedTuple):
     first: int  # the first one's place in the sweep
     states: Tensor  # (n, B, Z + H) [z, h]
     predictions: Predictions  # (n B, A, .) what the actions lead to
-    times: Tensor | None = None  # (B,) how often each state was drawn, of a merged step
+    share: Tensor | None = None  # (B,) of each state in the mean, of a merged step
 
 
 class Rollout(NamedTuple):
@@ -99,11 +100,11 @@ class Rollout(NamedTuple):
         table = joined(starmap(self.predict, zip(z.split(self.most), hidden.split(self.most), strict=True)))
         for batch in place:
             for first in range(0, len(batch), self.block):
-                rows, times = batch[first : first + self.block], None
+                rows, share = batch[first : first + self.block], None
                 if self.merge and len(rows) == 1:
-                    rows, times = rows.unique(return_counts=True)
-                    rows = rows[None]
-                yield Block(first, states[rows], table.at(rows.flatten()), times)
+                    kept, share = counted(rows[0])
+                    rows = kept[None]
+                yield Block(first, states[rows], table.at(rows.flatten()), share)
 
 
 State = tuple[Tensor, Tensor]  # z (B, Z) and h (B, H)
