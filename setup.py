@@ -25,7 +25,7 @@ HOW = "to build it later: pip install torch==2.13.0 ninja && pip install --no-bu
 HOW_CUDA = "it needs nvcc and libcudart of the CUDA version that torch was built with (a GPU need not be visible)"
 CPU_SOURCES, CUDA_SOURCES = sorted(glob("csrc/*.cpp")), sorted(glob("csrc/*.cu"))
 HEADERS = sorted(glob("csrc/*.h") + glob("csrc/*.cuh"))
-CXX_FLAGS = ["-O3", "-g0", "-std=c++20", "-Wno-psabi"]  # vectors never cross the library's border
+CXX_FLAGS = ["-O3", "-g0", "-std=c++20", "-Wno-psabi", "-fno-math-errno"]  # vectors never cross the library's border
 NVCC_FLAGS = ["-O3", "-std=c++20", "--expt-relaxed-constexpr"]
 
 

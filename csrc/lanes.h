@@ -24,6 +24,23 @@ PSDRL_VECTOR(8)
 PSDRL_VECTOR(16)
 #undef PSDRL_VECTOR
 
+// As many numbers of type T as a register holds.
+template <class Set, class T>
+constexpr int kLanesOf = Set::kLanes * static_cast<int>(sizeof(float)) / static_cast<int>(sizeof(T));
+template <class T, int N>
+struct LanesOf {
+  typedef T type __attribute__((vector_size(N * sizeof(T))));
+};
+template <class Set, class T>
+using Lanes = typename LanesOf<T, kLanesOf<Set, T>>::type;
+
+template <class V, class T>
+PSDRL_INLINE V load_lanes(const T* p) {
+  V v;
+  std::memcpy(&v, p, sizeof v);  // unaligned
+  return v;
+}
+
 template <class Set>
 using Floats = typename Vector<Set::kLanes>::Floats;
 template <class Set>
@@ -94,6 +111,13 @@ PSDRL_INLINE Floats<Set> tanh_of(Floats<Set> x) {
 template <class Set>
 PSDRL_INLINE Floats<Set> sigmoid_of(Floats<Set> x) {
   return 0.5f + 0.5f * tanh_of<Set>(0.5f * x);
+}
+
+template <class Set>
+PSDRL_INLINE Floats<Set> sqrt_of(Floats<Set> x) {  // one instruction where errno is not asked for (-fno-math-errno)
+  Floats<Set> y;
+  for (int i = 0; i < Set::kLanes; ++i) y[i] = __builtin_sqrtf(x[i]);
+  return y;
 }
 
 // The sum of a vector's numbers: halves are added until four are left.

@@ -18,6 +18,13 @@ TORCH_LIBRARY(psdrl, m) {
   m.def("linear_rows(Tensor x, Tensor weight, Tensor? bias) -> Tensor");
   // A network of tanh layers and a linear output for a handful of rows: x (r, k) -> (r, n) of the last layer.
   m.def("tanh_net_rows(Tensor x, Tensor[] weights, Tensor[] biases) -> Tensor");
+  // n Adam steps of `networks` networks of tanh layers with one linear output, on the mean of (V(states) - targets)^2:
+  // states (n, B, D), targets (n, B); of each network in turn the weight and bias of each layer, with Adam's moments and
+  // step counts. The losses (n, networks) before each step.
+  m.def(
+      "tanh_net_steps_(Tensor states, Tensor targets, Tensor(a!)[] parameters, Tensor(b!)[] averages, "
+      "Tensor(c!)[] squares, Tensor(d!)[] steps, int networks, float rate, float beta1, float beta2, float eps) -> "
+      "Tensor");
   // The factored GRU: inputs and recurrent (n, 3H), columns (A, 3H), hidden (n, H) -> (n, A, H).
   m.def("gru_actions_rows(Tensor inputs, Tensor recurrent, Tensor columns, Tensor hidden) -> Tensor");
   // y (r, U) <- tanh(y + bias + state[row / A] + columns[row % A]).
@@ -65,8 +72,8 @@ void refuse_gradients(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 }
 
 TORCH_LIBRARY_IMPL(psdrl, Autograd, m) {
-  for (const char* name : {"linear_rows", "tanh_net_rows", "gru_actions_rows", "bias_tanh_", "encode_tiles",
-                           "gram_accumulate_", "posterior_factor", "posterior_mean", "posterior_sample"}) {
+  for (const char* name : {"linear_rows", "tanh_net_rows", "tanh_net_steps_", "gru_actions_rows", "bias_tanh_",
+                           "encode_tiles", "gram_accumulate_", "posterior_factor", "posterior_mean", "posterior_sample"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse_gradients>());
   }
 }

@@ -46,6 +46,19 @@ CASES: dict[str, dict[str, Any]] = {
         "chunk_rows": 40,
         "value": {"networks": 2, "random_share": 0.2, "target_rate": 0.3, "target_every": 3, "iterations": 2},
     },
+    "hindsight": {"actions": 3, "chunk_rows": 40, "value": {"hindsight": True, "iterations": 2}},
+    "hindsight-within-episodes": {
+        "actions": 3,
+        "chunk_rows": 40,
+        "value": {"hindsight": True, "sweep": "backward", "networks": 2, "random_share": 0.2, "target_every": 3},
+    },
+    "hindsight-no-memory": {
+        "kind": "vector",
+        "different": 4,
+        "forward": {"recurrent": 0},
+        "value": {"hindsight": True, "iterations": 2},
+    },
+    "hindsight-grid": {"kind": "grid", **GRID, "value": {"hindsight": True, "sweep": "episode"}},
     "inputs": {"actions": 3, "chunk_rows": 40, "forward": INPUTS},
     "inputs-one-tanh-layer": {"kind": "vector", "forward": {**INPUTS, "layers": 2}},
     "no-tanh-layer": {"kind": "vector", "forward": {"layers": 2}},
@@ -125,17 +138,18 @@ def test_each_state_is_predicted_once_as_far_as_memory_goes(table, monkeypatch):
     assert max(rows) <= 40 // 3
 
 
-def test_equal_states_of_a_gradient_step_are_merged(monkeypatch):
+def test_equal_transitions_of_a_window_are_merged(monkeypatch):
     agent = debug_agent("fast", torch.float64, **CASES["no-memory-merged"])
-    rows, gradient = [], planning.value_gradient
+    rows, loss = [], learning.window_loss
 
-    def counted(value, states, *others):
-        rows.append(len(states))
-        return gradient(value, states, *others)
+    def counted(model, latents, *others):
+        rows.append(latents.shape[:2])
+        return loss(model, latents, *others)
 
-    monkeypatch.setattr(planning, "value_gradient", counted)
+    monkeypatch.setattr(learning, "window_loss", counted)
     agent.update()
-    assert rows == [16] * (2 * 2 * 9)  # of 40 rows at most five differ: 16 is the least size
+    window, batch = agent.config.forward.window, agent.config.replay.batch
+    assert all(length == 2 and size < 0.7 * window * batch for length, size in rows[:-1])
 
 
 @pytest.mark.parametrize("phase", ["autoencoder", "forward", "posterior", "value"])

@@ -51,13 +51,15 @@ def weight_of(network: torch.nn.Module, layer: int) -> torch.Tensor:
     return weight
 
 
-def known_models(value: float, rewards: tuple[float, float], next_latents: tuple[float, float]) -> tuple:
+def known_models(
+    value: float, rewards: tuple[float, float], next_latents: tuple[float, float], hindsight: bool = False
+) -> tuple:
     """One latent, two actions: action a gives rewards[a] and next_latents[a], V is `value` everywhere and omega(z) is
     exactly 0 at z = 0 and close to 1 at z = 5."""
     config = small_config(
         forward={"layers": 2, "units": 2, "recurrent": 1},
         termination={"layers": 2, "units": 1},
-        value={"layers": 2, "units": 1, "iterations": 1, "discount": 0.9},
+        value={"layers": 2, "units": 1, "iterations": 1, "discount": 0.9, "hindsight": hindsight},
     )
     models = small_models(config, vector_spec(size=1))
     with torch.no_grad():
@@ -92,6 +94,48 @@ def test_value_target(value: float, rewards: tuple, next_latents: tuple, target:
     latents = path.encode_buffer(models, replay)
     losses = path.train_value(models, make_optimisers(models, config), replay, latents, lambda: batch, model, config)
     assert losses["value"].item() == pytest.approx((value - target) ** 2, rel=1e-12)
+
+
+def loss_in_hindsight(next_latents: tuple, happened: tuple[int, float, float, bool], path: Path) -> float:
+    """Of V = 10 everywhere, where rewards 1 and 2 are predicted, at one transition: action, reward, z' and its end."""
+    config, models, model = known_models(10.0, (1.0, 2.0), next_latents, hindsight=True)
+    action, reward, following, ended = happened
+    replay = Replay(10, 1, (1,), "float32")
+    replay.start(0, np.zeros(1))
+    replay.add(0, action, reward, np.array([following]), ended, not ended)
+    batch = replay.sample(2, 1, np.random.default_rng(0))
+    latents = path.encode_buffer(models, replay)
+    losses = path.train_value(models, make_optimisers(models, config), replay, latents, lambda: batch, model, config)
+    return losses["value"].item()
+
+
+@pytest.mark.parametrize(
+    ("taken", "reward", "following", "ended", "target"),
+    [
+        (0, 4.0, 0.0, False, 5 + 0.9 * 10),  # better than predicted, and so would action 1 have been
+        (1, 4.0, 0.0, False, 4 + 0.9 * 10),
+        (1, 4.0, -5.0, False, 4 + 0.9 * 10),
+        (0, 4.0, 0.0, True, 5.0),  # the network did not see that end: it would have come anyway
+        (0, 4.0, 5.0, False, 5 + 0.9 * 10),  # the network saw an end that was none
+    ],
+    ids=["first taken", "second taken", "elsewhere", "unseen end", "false end"],
+)
+def test_value_target_in_hindsight(
+    taken: int, reward: float, following: float, ended: bool, target: float, path: Path
+) -> None:
+    """The model predicts rewards 1 and 2 and z' = 0 of both actions; what happened moves both."""
+    loss = loss_in_hindsight((0.0, 0.0), (taken, reward, following, ended), path)
+    assert loss == pytest.approx((10.0 - target) ** 2, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("following", "target"), [(0.0, 1 + 0.9 * 10), (5.0, 2 + 0.9 * 10)], ids=["as predicted", "further on"]
+)
+def test_in_hindsight_ends_are_sought_from_where_it_led(following: float, target: float, path: Path) -> None:
+    """Action 1 leads 5 further than action 0, which was taken. From 0 that is an end; at 5 there was none, and omega is
+    no larger at 10."""
+    loss = loss_in_hindsight((0.0, 5.0), (0, 1.0, following, False), path)
+    assert loss == pytest.approx((10.0 - target) ** 2, rel=1e-12, abs=1e-12)
 
 
 def planning_setup(**value: float | str) -> tuple[PsdrlConfig, Models, Replay, list[Batch], SampledModel]:

@@ -10,9 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from psdrl.agents.psdrl.learning import Latents
 from psdrl.agents.psdrl.termination import Termination
 from psdrl.agents.psdrl.value import MinEnsemble
 from psdrl.agents.psdrl.world_model import SampledWorld
+from psdrl.replay.episodes import Replay
 
 
 class Predictions(NamedTuple):
@@ -39,22 +41,55 @@ class Predictions(NamedTuple):
         return value.planned(self.rewards, self.omega, self.values(value))
 
 
+class Happened(NamedTuple):
+    """What followed stored states (`--value.hindsight`)."""
+
+    actions: Tensor  # (n,) that were taken
+    latents: Tensor  # (n, Z) z'
+    rewards: Tensor  # (n,)
+    ends: Tensor  # (n,) delta of Eq. 3
+
+    @classmethod
+    def at(cls, replay: Replay, latents: Latents, slots: Tensor) -> "Happened":
+        """After the states at slots (n,)."""
+        following = latents[(slots + 1) % replay.num_slots]
+        return cls(
+            replay.actions[slots],
+            following,
+            replay.rewards[slots].to(following),
+            replay.terminated[slots].to(following),
+        )
+
+    def moved(self, of_all: Tensor, real: Tensor) -> Tensor:
+        """Numbers (n, A, ...) of all actions, moved so that those of the action taken are the real ones (n, ...)."""
+        taken = of_all[torch.arange(len(real), device=real.device), self.actions]
+        return of_all + (real - taken)[:, None]
+
+
 def joined(parts: Iterable[Predictions]) -> Predictions:
     """Predictions of several groups of states as one."""
     return Predictions(*map(torch.cat, zip(*parts, strict=True)))
 
 
-def predict(world: SampledWorld, termination: Termination, latents: Tensor, hidden: Tensor) -> Predictions:
-    """All actions from latent states (n, Z) and hidden states (n, H): n * A rows in bulk."""
+def predict(
+    world: SampledWorld, termination: Termination, latents: Tensor, hidden: Tensor, happened: Happened | None = None
+) -> Predictions:
+    """All actions from latent states (n, Z) and hidden states (n, H): n * A rows in bulk; in hindsight, if it is told
+    what happened."""
     latent, shape = latents.shape[1], (len(latents), world.num_actions)
     prediction, rows = world.predict(latents, hidden)
     # The termination network reads z^ from here, not from `prediction`: rows of 2292 start at multiples of 16 bytes,
     # rows of 1537 do not, and a GPU would load them 4 bytes at once.
     following = prediction[:, :latent]
+    if happened is not None:
+        following = happened.moved(following.view(*shape, latent), happened.latents).flatten(0, 1)
     joint = torch.cat([following, rows], 1)
     omega = termination.fast(joint[:, :latent])
     rewards = prediction[:, latent].to(joint.dtype)
-    return Predictions(joint.view(*shape, joint.shape[1]), rewards.view(shape), omega.to(joint).view(shape))
+    rewards, omega = rewards.view(shape), omega.to(joint).view(shape)
+    if happened is not None:
+        rewards, omega = happened.moved(rewards, happened.rewards), happened.moved(omega, happened.ends)
+    return Predictions(joint.view(*shape, joint.shape[1]), rewards, omega)
 
 
 class Lookahead(NamedTuple):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from psdrl.agents.psdrl.learning import Latents, Losses, Optimisers, Sampler, gradient_step
+from psdrl.agents.psdrl.lookahead import Happened
 from psdrl.agents.psdrl.models import Models
 from psdrl.agents.psdrl.regression import Statistics
 from psdrl.agents.psdrl.rollout import plain_sweep
@@ -111,26 +112,46 @@ class Lookahead(NamedTuple):
 
 
 def step(models: Models, sample: SampledModel, z: Tensor, actions: Tensor, hidden: Tensor) -> tuple[Tensor, ...]:
-    """z^ (n, Z), h' (n, H), r^ (n,) and 1[omega < 0.5] (n,) of one action (n,) per state."""
+    """z^ (n, Z), h' (n, H), r^ (n,) and omega (n,) of one action (n,) per state."""
     forward_model = models.forward_model
     h = forward_model.next_hidden(z, actions, hidden)
     prediction = forward_model.predicted(forward_model.features(h, z, actions), sample.weight, sample.bias)
     following = prediction[:, :-1]
-    return following, h, prediction[:, -1], models.termination(following) < THRESHOLD
+    return following, h, prediction[:, -1], models.termination(following)
 
 
 def lookahead(
-    models: Models, sample: SampledModel, value: MinEnsemble, latents: Tensor, hidden: Tensor, steps: int = 1
+    models: Models,
+    sample: SampledModel,
+    value: MinEnsemble,
+    latents: Tensor,
+    hidden: Tensor,
+    steps: int = 1,
+    happened: Happened | None = None,
 ) -> Lookahead:
     """Eq. 6 and 7: K-step returns of all actions from latent states (n, Z) with hidden states (n, H)."""
     returns, next_hidden = [], []
+    errors = None if happened is None else surprises(models, sample, latents, hidden, happened)
     for action in range(models.forward_model.num_actions):
         actions = torch.full((len(latents),), action, device=latents.device)
-        z, h, reward, alive = step(models, sample, latents, actions, hidden)
+        z, h, reward, omega = step(models, sample, latents, actions, hidden)
+        if errors is not None:
+            z, reward = z + errors[0], reward + errors[1]
+            omega = models.termination(z) + errors[2]
         after = followed(models, sample, value, z, h, steps - 1)
-        returns.append(reward + value.discount * torch.where(alive, after, 0.0))
+        returns.append(reward + value.discount * torch.where(omega < THRESHOLD, after, 0.0))
         next_hidden.append(h)
     return Lookahead(torch.stack(returns, 1), torch.stack(next_hidden, 1))
+
+
+def surprises(
+    models: Models, sample: SampledModel, latents: Tensor, hidden: Tensor, happened: Happened
+) -> tuple[Tensor, Tensor, Tensor]:
+    """How far z' (n, Z), r and omega (n,) lay from what was predicted of the action taken; omega is that of the z' that
+    followed."""
+    z, _, reward, _ = step(models, sample, latents, happened.actions, hidden)
+    omega = models.termination(happened.latents)
+    return happened.latents - z, happened.rewards - reward, happened.ends - omega
 
 
 def followed(
@@ -142,9 +163,9 @@ def followed(
         return value(torch.cat([latents, hidden], 1))
     returns = lookahead(models, sample, value, latents, hidden).returns
     actions = torch.isclose(returns, returns.amax(1, keepdim=True)).int().argmax(1)
-    z, h, reward, alive = step(models, sample, latents, actions, hidden)
+    z, h, reward, omega = step(models, sample, latents, actions, hidden)
     after = followed(models, sample, value, z, h, steps - 1)
-    return reward + value.discount * torch.where(alive, after, 0.0)
+    return reward + value.discount * torch.where(omega < THRESHOLD, after, 0.0)
 
 
 def train_value(
@@ -160,11 +181,13 @@ def train_value(
     value, losses = models.value, []
     sweep = plain_sweep(models.forward_model, replay, latents, config)
     for _ in range(config.planning_iterations):
-        for done, (z, hidden) in enumerate(sweep(sample())):
+        for done, (slots, z, hidden) in enumerate(sweep(sample())):
             if done % config.value.target_every == 0:
                 value.update_target(models.target)
             with torch.no_grad():
-                target = value.backup(lookahead(models, model, models.target, z, hidden).returns)
+                happened = Happened.at(replay, latents, slots) if config.value.hindsight else None
+                ahead = lookahead(models, model, models.target, z, hidden, happened=happened)
+                target = value.backup(ahead.returns)
             loss = value.losses(torch.cat([z, hidden], 1), target)
             gradient_step(optimisers["value"], loss.sum())
             losses.append(loss.detach().mean())

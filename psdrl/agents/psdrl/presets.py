@@ -54,6 +54,7 @@ def _cpu(base: PsdrlConfig) -> PsdrlConfig:
             target_every=10,
             target_rate=0.1,  # actions differ by a few percent of V: targets must not jump
             discount=0.98,
+            hindsight=True,  # of motion and rare rewards the model knows too little to plan with
             sweep="episode",  # sequences of 40 steps never reach the hidden states of 2,000-step episodes
         ),
         posterior=PosteriorConfig(

@@ -1,15 +1,13 @@
 """The sampled model, rolled out from the states of batches in the order of the gradient steps (`--value.sweep`)."""
 
 from collections.abc import Callable, Iterable, Iterator
-from itertools import starmap
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from psdrl.agents.psdrl.deduplicate import counted
 from psdrl.agents.psdrl.learning import Latents
-from psdrl.agents.psdrl.lookahead import Predictions, joined
+from psdrl.agents.psdrl.lookahead import Happened, Predictions, joined
 from psdrl.agents.psdrl.networks import one_hot
 from psdrl.agents.psdrl.settings import PsdrlConfig
 from psdrl.agents.psdrl.world_model import WorldModel
@@ -36,30 +34,34 @@ class Block(NamedTuple):
     first: int  # the first one's place in the sweep
     states: Tensor  # (n, B, Z + H) [z, h]
     predictions: Predictions  # (n B, A, .) what the actions lead to
-    share: Tensor | None = None  # (B,) of each state in the mean, of a merged step
 
 
 class Rollout(NamedTuple):
     """Makes blocks of predictions."""
 
-    predict: Callable[[Tensor, Tensor], Predictions]  # from z (n, Z) and h (n, H)
+    predict: Callable[[Tensor, Tensor, Happened | None], Predictions]  # from z (n, Z) and h (n, H)
     scan: Step  # (inputs (T, B, Z + A), h_0 (B, H)) -> h_1 ... h_T
     model: WorldModel
     latents: Tensor
+    replay: Replay
+    hindsight: bool  # `--value.hindsight`
     chunk_rows: int  # most rows that a network sees at once
     block: int  # steps for which V' is constant
-    merge: bool = False  # equal states of a step become one; sizes then vary
 
     @property
     def most(self) -> int:
         """States whose actions make no more than `chunk_rows` rows."""
         return max(1, self.chunk_rows // (self.model.num_actions * self.model.rows_per_state))
 
-    def blocks(self, batches: list[Batch], replay: Replay, config: PsdrlConfig) -> Iterator[Block]:
+    def happened(self, slots: Tensor) -> Happened | None:
+        """After the states at slots (n,), if planning is to know."""
+        return Happened.at(self.replay, self.latents, slots) if self.hindsight else None
+
+    def blocks(self, batches: list[Batch], config: PsdrlConfig) -> Iterator[Block]:
         """What each sweep through a batch needs, in the order of its gradient steps."""
         if not config.plans_within_episodes:
             return self.from_zero(batches)
-        hidden = self.model.memory.hidden_states(self.model, replay, self.latents, self.chunk_rows)
+        hidden = self.model.memory.hidden_states(self.model, self.replay, self.latents, self.chunk_rows)
         return self.from_episodes(batches, hidden, config.value.sweep == "backward")
 
     def from_zero(self, batches: list[Batch]) -> Iterator[Block]:
@@ -74,7 +76,8 @@ class Rollout(NamedTuple):
             states = torch.cat([z, hidden], 2)
             for stretch in stretches(length, self.block, self.most // size):
                 rows = slice(stretch.start, stretch.stop)
-                ahead = self.predict(z[rows].flatten(0, 1), hidden[rows].flatten(0, 1))
+                happened = self.happened(batch.slots[:, :-1].T[rows].flatten())
+                ahead = self.predict(z[rows].flatten(0, 1), hidden[rows].flatten(0, 1), happened)
                 for first in range(stretch.start, stretch.stop, self.block):
                     last = min(first + self.block, stretch.stop)
                     part = ahead.at(slice((first - stretch.start) * size, (last - stretch.start) * size))
@@ -87,8 +90,9 @@ class Rollout(NamedTuple):
             return
         drawn = torch.stack([batch.slots[:, :-1].T for batch in batches])  # (batches, L, B), time first
         slots, place = (drawn.flip(1) if backward else drawn).unique(return_inverse=True)
-        slots, of_slot = self.model.memory.distinct(self.latents, slots)
-        place = of_slot[place]
+        if not self.hindsight:  # equal states are followed by different ones
+            slots, of_slot = self.model.memory.distinct(self.latents, slots)
+            place = of_slot[place]
         z, hidden = self.latents[slots], hidden_states[slots]
         states = torch.cat([z, hidden], 1)
         size = self.model.num_actions * states[0].nbytes * len(slots)
@@ -97,17 +101,15 @@ class Rollout(NamedTuple):
             yield from self.from_episodes(batches[:half], hidden_states, backward)
             yield from self.from_episodes(batches[half:], hidden_states, backward)
             return
-        table = joined(starmap(self.predict, zip(z.split(self.most), hidden.split(self.most), strict=True)))
+        parts = (x.split(self.most) for x in (z, hidden, slots))
+        table = joined(self.predict(z, h, self.happened(rows)) for z, h, rows in zip(*parts, strict=True))
         for batch in place:
             for first in range(0, len(batch), self.block):
-                rows, share = batch[first : first + self.block], None
-                if self.merge and len(rows) == 1:
-                    kept, share = counted(rows[0])
-                    rows = kept[None]
-                yield Block(first, states[rows], table.at(rows.flatten()), share)
+                rows = batch[first : first + self.block]
+                yield Block(first, states[rows], table.at(rows.flatten()))
 
 
-State = tuple[Tensor, Tensor]  # z (B, Z) and h (B, H)
+State = tuple[Tensor, Tensor, Tensor]  # slots (B,), z (B, Z) and h (B, H)
 
 
 @torch.no_grad()
@@ -130,7 +132,7 @@ def plain_sweep(
     def states(batch: Batch, hidden: Tensor) -> Iterator[State]:
         for t in range(batch.actions.shape[1]):
             z = latents[batch.slots[:, t]]
-            yield z, hidden
+            yield batch.slots[:, t], z, hidden
             hidden = model.next_hidden(z, batch.actions[:, t], hidden)
 
     if config.value.sweep == "paper":

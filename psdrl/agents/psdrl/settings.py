@@ -106,6 +106,10 @@ class ValueConfig:
     lookahead: int = 1
     """Steps K that acting looks ahead in the sampled model: each action, then K - 1 steps of V's greedy policy, then V.
     [paper: 1; ours: docs/learning.md]"""
+    hindsight: bool = False
+    """Plan from stored transitions with what happened there: the prediction [z', r, omega] of every action is moved by
+    the error of the one that was taken, so that only what another action would have changed is the model's. [paper: no;
+    ours: docs/experiments.md]"""
     sweep: Literal["paper", "episode", "backward"] = "paper"
     """How planning goes through a batch. paper: with time, h = 0 at the start of a sequence. episode: every state has
     the h of its episode, as in acting; sequences of L steps from zero never see the hidden states of long episodes.

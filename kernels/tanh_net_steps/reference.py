@@ -1,0 +1,30 @@
+"""Adam steps of tanh networks on squared errors: the oracle, by autograd and torch.optim.Adam's own step."""
+
+import torch
+from torch import Tensor
+
+
+def tanh_net(x: Tensor, parameters: list[Tensor]) -> Tensor:
+    """x (B, D) through layers of weight and bias, tanh between them -> (B,)."""
+    *hidden, last = zip(parameters[::2], parameters[1::2], strict=True)
+    for weight, bias in hidden:
+        x = torch.tanh(torch.nn.functional.linear(x, weight, bias))
+    return torch.nn.functional.linear(x, *last).squeeze(1)
+
+
+@torch.enable_grad()
+def tanh_net_steps_(
+    states: Tensor, targets: Tensor, optimiser: torch.optim.Optimizer, parameters: list[Tensor], networks: int
+) -> Tensor:
+    """A step of the optimiser for each of n batches: states (n, B, D), targets (n, B), the parameters of each network
+    in turn, layer by layer -> the losses (n, networks), mean squared errors before each step."""
+    size = len(parameters) // networks
+    nets = [parameters[i * size : (i + 1) * size] for i in range(networks)]
+    losses = []
+    for x, target in zip(states, targets, strict=True):
+        optimiser.zero_grad()
+        loss = torch.stack([(tanh_net(x, net) - target).square().mean() for net in nets])
+        loss.sum().backward()
+        optimiser.step()
+        losses.append(loss.detach())
+    return torch.stack(losses)
