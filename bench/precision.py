@@ -2,7 +2,8 @@
 
 Targets of all actions' best returns on stored states, against float64. tf32 is emulated: the factors of every product
 and convolution keep 10 bits of mantissa, the products are added in float32, as on a GPU. cuBLAS and cuDNN round them;
-Triton hands float32 to the tensor cores, which cut the rest off: both are reported. The measure is the spread of the
+Triton hands float32 to the tensor cores, which cut the rest off: both are reported. In mixed precision the encoder
+computes in bfloat16 and everything else in tf32, cut off. The measure is the spread of the
 same targets between models drawn from the posterior: an error far below it is lost in the sampling.
 """
 
@@ -67,6 +68,7 @@ def main() -> None:
         "fp32": (full, nullcontext()),
         "tf32 (rounded)": (full, Emulated(to_tf32, torch.float32)),
         "tf32 (cut off)": (full, Emulated(cut_to_tf32, torch.float32)),
+        "mixed (cut off)": (Execution(cpu, precision="mixed"), Emulated(cut_to_tf32, torch.float32)),
         "bf16": (Execution(cpu, precision="bf16"), nullcontext()),
     }
     found = {name: targets(agent, weight, *how) for name, how in modes.items()}

@@ -2,14 +2,14 @@
 
 For each kernel, precision and tile: registers per thread, spilled bytes, shared memory, and how much of a
 multiprocessor's warps can be resident. Arguments are those of the paper's sizes (|A| = 6, Z = 1536, H = 756,
-U = 2292; 3,000 rows when planning, 6 when acting).
+U = 2292; 3,000 rows when planning, 125 in a gradient step, 6 when acting).
 """
 
 import contextlib
 import io
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import floor
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from psdrl.errors import UserError
 from psdrl.kernels import folders, triton_support, tune
 
 A, Z, H, U = 6, 1536, 756, 2292
-PLANNING, ACTING = 3000, 6
+PLANNING, TRAINING, ACTING = 3000, 125, 6
 
 
 class Limits(NamedTuple):
@@ -76,7 +76,8 @@ class Report(NamedTuple):
 
 class Launch(NamedTuple):
     """A kernel with its arguments, as the `aot` of an operation's folder gives it: `tiled` ones once per tile of a
-    product, whose block sizes are added; `fixed` ones with their own."""
+    product, whose block sizes are added, `parts` ones once per tile whose inner dimension is split; `fixed` ones with
+    their own."""
 
     name: str
     function: Any
@@ -99,6 +100,10 @@ def cases(arch: int, defaults_only: bool = False) -> Iterator[Case]:
                 if index == 0 or not defaults_only:
                     for folder in own:
                         yield from _tiled(folder, precision, rows, tile, index == 0)
+        for index, tile in enumerate(tune.splits(precision, TRAINING)):
+            if index == 0 or not defaults_only:
+                for folder in own:
+                    yield from _tiled(folder, precision, TRAINING, tile, index == 0)
     for dtype in ("fp32", "bf16"):
         for folder in own:
             for launch in folder.fixed(f"*{dtype}") if hasattr(folder, "fixed") else ():
@@ -111,7 +116,12 @@ def _tiled(folder: Any, precision: str, rows: int, tile: tune.Tile, default: boo
     how = {name: options.pop(name) for name in ("num_warps", "num_stages")}
     product = options | {"PRECISION": "ieee" if precision == "ieee" else "tf32"}
     dtype = "*bf16" if precision == "bf16" else "*fp32"
-    for launch in folder.tiled(dtype, rows) if hasattr(folder, "tiled") else ():
+    launches: Iterable[Launch] = ()
+    if tile.split > 1:
+        launches = folder.parts(dtype, tile.split) if hasattr(folder, "parts") else ()
+    elif hasattr(folder, "tiled"):
+        launches = folder.tiled(dtype, rows)
+    for launch in launches:
         arguments = launch.arguments | product
         yield Case(launch.name, precision, rows, tuple(tile), default, launch.function, arguments, how)
 

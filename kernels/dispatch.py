@@ -56,8 +56,9 @@ def choose(device: torch.device, dtype: torch.dtype, operation: str = "") -> Cho
 def disable(operation: str, device: torch.device, reason: str) -> None:
     """The backend that serves this operation on this kind of device has failed: the next one takes its place."""
     _disabled[operation, device.type] = reason
-    operations[operation].direct = False
-    operations[operation].announced.discard(device.type)
+    if operation in operations:  # `weight_step_`, which changes its arguments, is none
+        operations[operation].direct = False
+        operations[operation].announced.discard(device.type)
 
 
 def explain(device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> dict[str, Choice]:

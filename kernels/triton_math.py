@@ -63,22 +63,27 @@ def tile_product(
     BLOCK_R: tl.constexpr,
     BLOCK_U: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    first=0,
+    last=None,
 ):
     """x[rows] W[cols]^T (BLOCK_R, BLOCK_U) in float32 for x (R, K) and W (U, K); rows and cols beyond R and U give 0.
+    With `last`, of the inner numbers from `first`, a multiple of BLOCK_K, to before `last` only.
 
     UNIT divides K and both strides. Saying so lets the compiler load 16 bytes at once although 756 and 2292 are no
     multiples of 16, the only divisor it looks for itself: without it, 4 bytes at once and, in bfloat16, no cp.async.
     """
+    if last is not None:
+        K = tl.minimum(K, last)
     K = K // UNIT * UNIT
     stride_x = stride_x // UNIT * UNIT
     stride_w = stride_w // UNIT * UNIT
     inner = tl.arange(0, BLOCK_K)
-    x_ptrs = x_ptr + rows.to(tl.int64)[:, None] * stride_x + inner[None, :]
-    w_ptrs = w_ptr + cols.to(tl.int64)[None, :] * stride_w + inner[:, None]
+    x_ptrs = x_ptr + rows.to(tl.int64)[:, None] * stride_x + first + inner[None, :]
+    w_ptrs = w_ptr + cols.to(tl.int64)[None, :] * stride_w + first + inner[:, None]
     in_rows = (rows < R)[:, None]
     in_cols = (cols < U)[None, :]
     acc = tl.zeros((BLOCK_R, BLOCK_U), tl.float32)
-    for k in range(0, K, BLOCK_K):
+    for k in range(first, K, BLOCK_K):
         x = tl.load(x_ptrs, in_rows & (inner[None, :] < K - k), 0.0)
         w = tl.load(w_ptrs, in_cols & (inner[:, None] < K - k), 0.0)
         acc = tl.dot(x, w, acc, input_precision=PRECISION)

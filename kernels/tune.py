@@ -1,6 +1,7 @@
-"""Tiles of the GEMM kernels, and which one runs: measured once per shape and kept on disk, or one fixed default.
+"""Ways to form a product: tiles of our GEMM kernels, with the inner dimension whole or split, and cuBLAS with one more
+pass. Which one runs is measured once per shape and kept on disk, or it is one fixed default.
 
-The choice of a tile changes the order of additions. In deterministic mode (torch.use_deterministic_algorithms, or
+The choice changes the order of additions. In deterministic mode (torch.use_deterministic_algorithms, or
 PSDRL_AUTOTUNE=0) and in the interpreter nothing is measured, nor while a CUDA graph is captured.
 """
 
@@ -8,7 +9,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from math import gcd
@@ -22,6 +23,8 @@ from psdrl.kernels.triton_support import interpreted
 
 log = logging.getLogger("psdrl.kernels")
 FEW_ROWS = 32  # acting: 6 to 18 rows of one state; the weights are read once, so a tile holds all rows
+SOME_ROWS = 512  # gradient steps: 125 rows of 2292 units are 36 tiles of 128 x 64, and an A100 has 108 multiprocessors
+LIBRARY = "cublas"  # the product by cuBLAS, then bias, terms and tanh in one pass of ours
 
 
 class Tile(NamedTuple):
@@ -33,6 +36,7 @@ class Tile(NamedTuple):
     warps: int
     stages: int
     group: int = 8
+    split: int = 1  # parts of the inner dimension, each a program of its own; a second kernel adds them in order
 
     def options(self) -> dict[str, int]:
         """Keyword arguments of a kernel."""
@@ -59,7 +63,10 @@ _IEEE = [Tile(64, 64, 16, 4, 3), Tile(128, 64, 16, 8, 3), Tile(128, 128, 16, 8, 
 _MANY = {
     "ampere": {
         "ieee": _IEEE,
-        "tf32": [Tile(128, 64, 32, 8, 3), Tile(128, 128, 32, 8, 3), Tile(64, 64, 32, 4, 4), Tile(64, 128, 32, 4, 3)],
+        "tf32": [
+            Tile(128, 64, 32, 8, 3), Tile(128, 128, 32, 4, 3), Tile(128, 128, 32, 8, 3), Tile(64, 64, 32, 4, 4),
+            Tile(64, 128, 32, 4, 3),
+        ],
         "bf16": [Tile(128, 64, 64, 8, 3), Tile(128, 128, 32, 8, 4), Tile(64, 64, 64, 4, 4), Tile(128, 128, 64, 8, 3)],
     },
     "hopper": {
@@ -72,6 +79,13 @@ _MANY = {
         "tf32": [Tile(128, 64, 32, 8, 4), Tile(128, 128, 32, 8, 4), Tile(128, 64, 64, 8, 3), Tile(64, 64, 64, 4, 3)],
         "bf16": [Tile(128, 64, 64, 4, 3), Tile(128, 128, 64, 8, 4), Tile(128, 64, 128, 4, 3), Tile(64, 128, 64, 4, 4)],
     },
+}  # fmt: skip
+# Some rows: the same, and tiles whose inner dimension is split, so that every multiprocessor has a part: 125 rows of
+# 2292 units are 72 tiles of 64 x 64, in three parts 216 programs.
+_SPLIT = {
+    "ieee": [Tile(64, 64, 16, 4, 3, split=3)],
+    "tf32": [Tile(64, 64, 32, 4, 4, split=2), Tile(64, 64, 32, 4, 4, split=3), Tile(128, 64, 32, 8, 3, split=6)],
+    "bf16": [Tile(64, 64, 64, 4, 3, split=2), Tile(64, 64, 64, 4, 3, split=3), Tile(128, 64, 64, 8, 3, split=6)],
 }
 PRECISIONS = ("ieee", "tf32", "bf16")
 
@@ -84,6 +98,11 @@ def family(capability: int) -> str:
 def tiles(capability: int, precision: str, rows: int) -> list[Tile]:
     """Candidates, the default first."""
     return _FEW[precision] if rows <= FEW_ROWS else _MANY[family(capability)][precision]
+
+
+def splits(precision: str, rows: int) -> list[Tile]:
+    """Further candidates, of kernels that can add up parts."""
+    return _SPLIT[precision] if FEW_ROWS < rows <= SOME_ROWS else []
 
 
 def precision(dtype: torch.dtype) -> str:
@@ -138,35 +157,47 @@ def cache_file() -> Path:
     return Path(home) / "tiles.json"
 
 
+Way = Tile | str  # a tile of ours, or LIBRARY
+
+
+def named(way: Way) -> str:
+    """cublas, 128x64x32 (8 warps), 64x64x32 (4 warps) in 3 parts."""
+    if not isinstance(way, Tile):
+        return way
+    return f"{way.rows}x{way.cols}x{way.inner} ({way.warps} warps)" + (f" in {way.split} parts" * (way.split > 1))
+
+
 class Tuner:
-    """Tiles by kernel, device, precision and shape; a failing disk or damaged file costs a new measurement, no more."""
+    """Ways by kernel, device, precision and shape; a failing disk or damaged file costs a new measurement, no more."""
 
     def __init__(self, path: Path, version: str, time: Callable[[Callable[[], Any]], float]) -> None:
         self.path, self.version, self.time = path, version, time
-        self.known: dict[str, Tile] = self._read()
+        self.known: dict[str, Way] = self._read()
 
-    def _read(self) -> dict[str, Tile]:
+    def _read(self) -> dict[str, Way]:
         try:
             stored = json.loads(self.path.read_text())
             if stored["version"] != self.version:
                 return {}
-            return {key: Tile(*tile) for key, tile in stored["tiles"].items()}
+            return {key: LIBRARY if way == LIBRARY else Tile(*way) for key, way in stored["tiles"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return {}
 
-    def choose(self, key: str, candidates: list[Tile], launch: Callable[[Tile], None]) -> Tile:
+    def choose(self, key: str, candidates: Sequence[Way], launch: Callable[[Way], None]) -> Way:
         """The fastest candidate that runs, measured unless known; the default if none does."""
         known = self.known.get(key)
         if known is not None and known in candidates:
             return known
-        times = {}
-        for tile in candidates:
+        times: dict[Way, float] = {}
+        for way in candidates:
             try:
-                times[tile] = self.time(lambda tile=tile: launch(tile))  # type: ignore[misc]
+                times[way] = self.time(lambda way=way: launch(way))  # type: ignore[misc]
             except Exception as error:  # out of shared memory or registers on this device: the others remain
-                log.info("tile %s refused for %s: %s", tuple(tile), key, error)
+                log.info("%s refused for %s: %s", named(way), key, error)
         best = min(times, key=times.__getitem__) if times else candidates[0]
         self.known[key] = best
+        words = [f"{named(way)} {time:.3g} ms" for way, time in sorted(times.items(), key=lambda item: item[1])]
+        log.info("%s: %s", key, "; ".join(words[:3]) or f"{named(best)}, since nothing runs")
         self._write()
         return best
 
@@ -194,16 +225,17 @@ def on(x: Tensor) -> AbstractContextManager[None]:
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
-_pinned: tuple[int | None] | None = None  # see `pinned`
+_pinned: tuple[int | Way | None] | None = None  # see `pinned`
 
 
 @contextmanager
-def pinned(rows: int | None = None) -> Iterator[None]:
-    """Measure nothing within: the default tile runs, or the one that is known for so many rows if there is one.
+def pinned(to: int | Way | None = None) -> Iterator[None]:
+    """Measure nothing within: the default tile runs, or the way that is known for so many rows if there is one, or this
+    way where it is a candidate.
 
     For checks, whose own numbers of rows never recur."""
     global _pinned
-    before, _pinned = _pinned, (rows,)
+    before, _pinned = _pinned, (to,)
     try:
         yield
     finally:
@@ -216,14 +248,25 @@ def _key(kernel: str, x: Tensor, precision: str, shape: tuple[int, int, int]) ->
     return f"{kernel} {torch.cuda.get_device_name(x.device)} {precision} {bucket}x{units}x{inner}"
 
 
-def _tile(kernel: str, x: Tensor, precision: str, shape: tuple[int, int, int], launch: Callable[[Tile], None]) -> Tile:
-    """The tile that serves, measured if it may be and must be."""
+def _way(
+    kernel: str,
+    x: Tensor,
+    precision: str,
+    shape: tuple[int, int, int],
+    launch: Callable[[Way], None],
+    parts: bool,
+) -> Way:
+    """What serves, measured if it may be and must be."""
     major, minor = torch.cuda.get_device_capability(x.device)
-    candidates = tiles(10 * major + minor, precision, shape[0])
+    candidates: list[Way] = [*tiles(10 * major + minor, precision, shape[0]), LIBRARY]
+    candidates += splits(precision, shape[0]) if parts else []
+    pin = _pinned[0] if _pinned is not None else None
+    if isinstance(pin, Tile | str):
+        return pin if pin in candidates else candidates[0]
     if not enabled() or _pinned == (None,):
         return candidates[0]
-    if _pinned is not None and _pinned[0] is not None:
-        shape = (_pinned[0], *shape[1:])
+    if pin is not None:
+        shape = (pin, *shape[1:])
     key = _key(kernel, x, precision, shape)
     if _pinned is not None or torch.cuda.is_current_stream_capturing():  # a graph cannot be timed: warm up first
         known = tuner().known.get(key, candidates[0])
@@ -231,9 +274,24 @@ def _tile(kernel: str, x: Tensor, precision: str, shape: tuple[int, int, int], l
     return tuner().choose(key, candidates, launch)
 
 
-def run(kernel: str, x: Tensor, precision: str, shape: tuple[int, int, int], launch: Callable[[Tile], None]) -> None:
-    """Launch a kernel for (rows, units, inner) on x's device with its tile."""
+def run(
+    kernel: str,
+    x: Tensor,
+    precision: str,
+    shape: tuple[int, int, int],
+    launch: Callable[[Tile], None],
+    library: Callable[[], None],
+    parts: bool = False,
+) -> None:
+    """Launch a kernel for (rows, units, inner) on x's device with its tile, or the library in its place.
+
+    parts: whether the kernel knows tiles whose inner dimension is split."""
+
+    def go(way: Way) -> None:
+        return launch(way) if isinstance(way, Tile) else library()
+
     if not x.is_cuda:
-        return launch(tiles(80, precision, shape[0])[0])
+        pin = _pinned[0] if _pinned is not None else None
+        return go(pin if isinstance(pin, Tile | str) else tiles(80, precision, shape[0])[0])
     with on(x):
-        return launch(_tile(kernel, x, precision, shape, launch))
+        return go(_way(kernel, x, precision, shape, go, parts))

@@ -3,15 +3,13 @@
 import difflib
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NoReturn
 
 from rich.markup import escape
 
 from psdrl import catalogue, doctor
 from psdrl.agents import registry
-from psdrl.config import Config
+from psdrl.arguments import TRAIN, Selection, parse_train, starting
 from psdrl.console import PatientConsole
 from psdrl.cost import forecast as cost
 from psdrl.errors import UserError
@@ -20,68 +18,10 @@ from psdrl.flags.parse import command, parse, parse_known
 from psdrl.report import command as report
 from psdrl.run import evaluate, probe
 from psdrl.run import train as training
-from psdrl.run.checkpoint import read_config
+from psdrl.sweep import command as sweeping
+from psdrl.sweep import reproduce as reproducing
 from psdrl.version import __version__
-
-TRAIN = "psdrl train"
-
-
-@dataclass(frozen=True)
-class _Selection:
-    """The flags that choose agent and preset; they are read first, because these set the other flags' defaults."""
-
-    game: str | None = None
-    env: str | None = None
-    preset: str = "auto"
-    algo: str = "psdrl"
-    device: str = "auto"
-    logdir: Path | None = None
-    resume: str = "auto"
-
-    @property
-    def choice(self) -> dict[str, Any]:
-        """What a preset depends on."""
-        return {name: getattr(self, name) for name in registry.SELECTION}
-
-
-def parse_train(arguments: list[str]) -> tuple[Any, str]:
-    """Configuration from flags, in the agent's own class, and why its preset was chosen."""
-    start, why = _start(arguments)
-    config = parse(type(start), arguments, TRAIN, start)[0]
-    return (config if config.preset != "auto" else replace(config, preset=start.preset)), why
-
-
-def _start(arguments: list[str]) -> tuple[Any, str]:
-    """What the flags change: the preset of the environment, or a run that is named by its directory alone."""
-    selection, _ = parse_known(_Selection, arguments, TRAIN)
-    stored = _stored(selection)
-    kind = type(stored) if stored else registry.entry(selection.algo).settings
-    _, words = parse(kind, arguments, TRAIN)
-    if words:
-        selection = replace(selection, **_environment(words, selection))
-    elif stored:
-        return replace(stored, logdir=selection.logdir, resume="auto", profile=None), "as this run began"
-    start, why = registry.preset(selection.choice)
-    return replace(start, game=selection.game, env=selection.env), why
-
-
-def _stored(selection: _Selection) -> Config | None:
-    """The settings of a run that is named by its directory alone."""
-    if selection.game or selection.env or selection.logdir is None:
-        return None
-    if (selection.logdir / "config.json").exists() or selection.resume == "must":
-        return read_config(selection.logdir)
-    return None
-
-
-def _environment(words: list[str], selection: _Selection) -> dict[str, Any]:
-    """The environment that is named without a flag."""
-    if len(words) > 1:
-        raise UserError(f"Name one environment: {' and '.join(words[:2])} are two.")
-    if selection.game is not None or selection.env is not None:
-        other = f"--game {selection.game}" if selection.game is not None else f"--env {selection.env}"
-        raise UserError(f"Name one environment: {words[0]} and {other} are two.")
-    return catalogue.environment(words[0])
+from psdrl.view import command as view
 
 
 def train(arguments: list[str]) -> int:
@@ -98,11 +38,11 @@ def helped(arguments: list[str]) -> bool:
     if not asked:
         return False
     arguments = [word for word in arguments if word not in asked]
-    selection, _ = parse_known(_Selection, arguments, TRAIN)
+    selection, _ = parse_known(Selection, arguments, TRAIN)
     kind = registry.entry(selection.algo).settings
     chosen = selection.game or selection.env or selection.logdir or selection.preset != "auto"
     named = chosen or parse(kind, arguments, TRAIN)[1]
-    shown = _start(arguments)[0] if named else kind(algo=selection.algo)
+    shown = starting(arguments)[0] if named else kind(algo=selection.algo)
     if "--help-all" in asked:
         print_all(shown, TRAIN)
     else:
@@ -139,6 +79,11 @@ def ask(arguments: list[str]) -> int:
     return probe.run(command(probe.Probe, arguments, "psdrl probe"))
 
 
+def look(arguments: list[str]) -> int:
+    """`psdrl view`."""
+    return view.run(command(view.View, arguments, "psdrl view"))
+
+
 def examine(arguments: list[str]) -> int:
     """`psdrl doctor`."""
     return doctor.run(command(doctor.Doctor, arguments, "psdrl doctor"))
@@ -149,10 +94,23 @@ def show(arguments: list[str]) -> int:
     return report.run(command(report.Report, arguments, "psdrl report"))
 
 
+def sweep(arguments: list[str]) -> int:
+    """`psdrl sweep`."""
+    return sweeping.run(arguments)
+
+
+def reproduce(arguments: list[str]) -> int:
+    """`psdrl reproduce`."""
+    return reproducing.run(arguments)
+
+
 COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "train": (train, "train an agent: psdrl train Pong, psdrl train deepsea-10"),
     "evaluate": (play, "play trained agents: psdrl evaluate RUN --video out.mp4"),
+    "sweep": (sweep, "games x agents x seeds x settings, on one machine or a cluster: psdrl sweep --games six"),
+    "reproduce": (reproduce, "an experiment of the paper, from forecast to report: psdrl reproduce table-1"),
     "report": (show, "tables and figures of runs beside the paper's: psdrl report runs"),
+    "view": (look, "film what the models of a run foresee: psdrl view RUN"),
     "presets": (presets, "what each preset changes of the paper's settings"),
     "envs": (envs, "environments that can be trained on"),
     "probe": (ask, "ask the models of a run what they know: psdrl probe RUN"),

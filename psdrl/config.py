@@ -17,7 +17,7 @@ from psdrl.errors import UserError, nearest
 
 T = TypeVar("T")
 
-Precision = Literal["fp32", "tf32", "bf16"]
+Precision = Literal["fp32", "tf32", "mixed", "bf16"]
 
 
 @dataclass(frozen=True)
@@ -98,13 +98,16 @@ class Config:
     cuda_graphs: bool = True
     """Replay the inner steps as CUDA graphs on a GPU: one launch per step. Has no effect on a CPU. [ours]"""
     precision: Precision = "tf32"
-    """Of the networks' products and convolutions: float32, float32 storage with tf32 products on a GPU (a CPU computes
-    float32), or bfloat16. The posterior is always float64. [ours: bench/RESULTS.md, error of planning targets]"""
+    """Of the networks' products and convolutions: float32; float32 storage with tf32 products on a GPU (a CPU computes
+    float32); mixed, which is tf32 with the networks that look at images in bfloat16 (a CPU computes float32); or
+    bfloat16. Parameters are always float32, the posterior float64. [ours: bench/RESULTS.md, error of planning
+    targets]"""
     profile: str | None = None
     """START:STOP brackets these updates, counted from 0, for nsys and ncu; on a CPU a trace for Perfetto is written
     into logdir. See docs/profiling.md."""
     chunk_rows: int = 4096
-    """Most rows that a network sees at once: bounds memory, changes no result but rounding. [ours: measured]"""
+    """Most rows that a network sees at once, on a GPU eight times as many: bounds memory, changes no result but
+    rounding. [ours: measured on a CPU; 32,768 rows keep a GPU busy for 10 ms, so launching does not show]"""
     logdir: Path | None = None
     """Where everything is written; the same directory resumes. Default: runs/ENV-ALGO-SEED."""
     log: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
@@ -124,6 +127,10 @@ class Config:
     """Checkpoints that are kept: if the last one is damaged, the one before serves. [ours]"""
     atari: AtariConfig = field(default_factory=AtariConfig)
     minatar: MinAtarConfig = field(default_factory=MinAtarConfig)
+
+    def rows_at_once(self, gpu: bool) -> int:
+        """`chunk_rows` on a CPU or on a GPU."""
+        return self.chunk_rows * (8 if gpu else 1)
 
     @property
     def env_name(self) -> str:

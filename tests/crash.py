@@ -38,6 +38,11 @@ RUNS = {  # name -> flags; each has updates, episodes' ends, evaluations and che
     "bootstrap, Pong (EnvPool), 2 environments": f"--algo bootstrap --game Pong {SMALL} --steps 900 --num-envs 2 "
     "--env-groups 2 --eval-every 0 --atari.max-steps 150 --checkpoint-every 83 --exploration.random-steps 200 "
     "--replay.capacity 2000 --network.heads 3",
+    "dreamer, CartPole-v1, 4 environments in 2 groups": f"--algo dreamer --env CartPole-v1 {SMALL} --steps 700 "
+    "--num-envs 4 --env-groups 2 --eval-every 250 --checkpoint-every 61 --exploration.random-steps 150",
+    "dreamer, Pong (EnvPool), 2 environments": f"--algo dreamer --game Pong {SMALL} --steps 700 --num-envs 2 "
+    "--eval-every 0 --atari.max-steps 150 --checkpoint-every 83 --exploration.random-steps 400 "
+    "--replay.capacity 2000 --learning.length 12 --learning.batch 4",
 }
 SHORT = (
     "PSDRL, deepsea-8, 1 environment",

@@ -15,11 +15,12 @@ from psdrl.kernels.checks.calls import Argument, Call, recorded
 from psdrl.kernels.checks.lookahead import Finding, check_calls
 from psdrl.kernels.checks.posterior import check_posterior
 from psdrl.kernels.checks.rounding import Precision, casting, switches
+from psdrl.kernels.checks.weight_step import check_weight_step
 from psdrl.kernels.posterior import native
 
 __all__ = [
-    "Argument", "Call", "Finding", "Precision", "casting", "check_all", "check_calls", "check_posterior", "recorded",
-    "start_up", "switches",
+    "Argument", "Call", "Finding", "Precision", "casting", "check_all", "check_calls", "check_posterior",
+    "check_weight_step", "recorded", "start_up", "switches",
 ]  # fmt: skip
 log = logging.getLogger("psdrl.kernels")
 
@@ -28,8 +29,10 @@ def check_all(
     device: torch.device, precision: Precision, calls: Iterable[Call], features: Iterable[int]
 ) -> Iterator[Finding]:
     """These calls of the lookahead in this precision, and the posterior's operations with so many features."""
+    calls = list(calls)
     with switches(device, precision):
         yield from check_calls(calls, device, precision)
+        yield from check_weight_step(calls, device, precision)
     for k in features:
         yield from check_posterior(k, device)
 

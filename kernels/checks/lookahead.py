@@ -103,9 +103,12 @@ def _errors(call: Call, rows: set[int], truth: Truth, device: torch.device, prec
         spec.laid_out(x, device) if isinstance(spec, Argument) and i not in call.entry.rows else x
         for i, (spec, x) in enumerate(zip(call.arguments, truth.inputs, strict=True))
     ]
-    ways: list[tuple[Callable[..., Tensor], int | None]] = [(served, None)]
+    ways: list[tuple[Callable[..., Tensor], int | tune.Way | None]] = [(served, None)]
     if device.type == "cuda" and tune.enabled():
-        ways += [(served, n) for n in sorted(rows)]  # the tile that an earlier run found to be the fastest
+        ways += [(served, n) for n in sorted(rows)]  # the way that an earlier run found to be the fastest
+        if call.entry.product:
+            mode = tune.precision(torch.bfloat16 if precision == "bf16" else torch.float32)
+            ways += [(served, way) for way in (tune.LIBRARY, *tune.splits(mode, call.rows)[:1])]
     if call.operation == "tanh_dot" and precision != "bf16" and in_one_call(call.rows, device):
         ways.append((_as_network, None))
     for turn, (function, known) in enumerate(ways):

@@ -9,6 +9,7 @@ from psdrl.kernels.convolution.gemm import (
     to_tiles,
 )
 from psdrl.kernels.convolution.native import encode_tiles, encodes
+from psdrl.kernels.convolution.shuffled import head, shuffles, stem
 
 __all__ = [
     "FEW_PIXELS",
@@ -17,6 +18,9 @@ __all__ = [
     "encode_tiles",
     "encodes",
     "from_tiles",
+    "head",
+    "shuffles",
+    "stem",
     "tiles",
     "to_tiles",
 ]

@@ -42,7 +42,7 @@ def image_of(patches: Tensor, kernel: int, stride: int, height: int, width: int)
 def tiles(images: Tensor, size: int) -> Tensor:
     """Images (n, c, H, W) as patches (n, h, w, size * size * c) that tile them, each in order (y, x, channel)."""
     count, channels, height, width = images.shape
-    blocks = images.view(count, channels, height // size, size, width // size, size)
+    blocks = images.reshape(count, channels, height // size, size, width // size, size)
     return blocks.permute(0, 2, 4, 3, 5, 1).reshape(count, height // size, width // size, -1)
 
 

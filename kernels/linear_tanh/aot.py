@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from psdrl.kernels.aot import A, H, Launch, U, Z, launch
-from psdrl.kernels.linear_tanh.triton_kernel import kernel
+from psdrl.kernels.aot import PLANNING, TRAINING, A, H, Launch, U, Z, launch
+from psdrl.kernels.linear_tanh.triton_kernel import FINISH_R, FINISH_U, finish_kernel, kernel, part_kernel
 from psdrl.kernels.tune import common_unit
 
 
@@ -23,3 +23,26 @@ def tiled(dtype: str, rows: int) -> Iterator[Launch]:
     yield layer("first layer", U, H, (None, dtype, dtype), True)
     yield layer("hidden layer", U, U, (dtype, None, None), True)
     yield layer("output layer", Z + 1, U, (dtype, None, None), False)
+
+
+def parts(dtype: str, split: int) -> Iterator[Launch]:
+    """A hidden layer of a gradient step, its inner dimension in parts."""
+    yield launch(
+        "parts of a layer", part_kernel, x_ptr=dtype, w_ptr=dtype, part_ptr="*fp32", R=TRAINING, U=U, K=U, stride_x=U,
+        stride_w=U, UNIT=common_unit(U), SPLIT=split,
+    )  # fmt: skip
+
+
+def fixed(dtype: str) -> Iterator[Launch]:
+    """The last pass: after parts of a hidden layer, and of the first layer after cuBLAS."""
+
+    def finish(name: str, rows: int, part: str, terms: tuple[Any, Any, Any], split: int) -> Launch:
+        bias, state, columns = terms
+        return launch(
+            name, finish_kernel, (FINISH_R, FINISH_U), 8, part_ptr=part, b_ptr=bias, s_ptr=state, c_ptr=columns,
+            y_ptr=dtype, R=rows, U=U, A=A, stride_s=3 * H + U if state else 0, stride_c=U if columns else 0,
+            UNIT=common_unit(U), SPLIT=split, TANH=True, BLOCK_R=FINISH_R, BLOCK_U=FINISH_U,
+        )  # fmt: skip
+
+    yield finish("sum of parts", TRAINING, "*fp32", (dtype, None, None), 3)
+    yield finish("after cuBLAS", PLANNING, dtype, (None, dtype, dtype), 1)

@@ -14,7 +14,8 @@ from torch import Tensor
 from psdrl.kernels import tune
 from psdrl.kernels.triton_math import tanh, tile_of, tile_product
 
-BLOCK_SUM = 128  # rows per program of the second kernel
+BLOCK_SUM = 32  # rows per program of the second kernel: 128 bytes of each tile's row
+BLOCK_ROW = 1024  # numbers of a row at once, after cuBLAS
 
 
 @triton.jit
@@ -48,16 +49,31 @@ def kernel(
 
 
 @triton.jit
-def sum_kernel(partial_ptr, c_ptr, y_ptr, R, TILES, BLOCK_SUM: tl.constexpr):
-    """y (R,) = c + partial[0] + partial[1] + ..."""
+def sum_kernel(partial_ptr, c_ptr, y_ptr, R, TILES, BLOCK_SUM: tl.constexpr, BLOCK_TILES: tl.constexpr):
+    """y (R,) = c + the sum of partial (TILES, R) over its tiles: all of them are in flight at once."""
     rows = tl.program_id(0) * BLOCK_SUM + tl.arange(0, BLOCK_SUM)
-    total = tl.zeros((BLOCK_SUM,), tl.float32)
-    partial_ptrs = partial_ptr + rows
-    for _ in range(TILES):
-        total += tl.load(partial_ptrs, rows < R, 0.0)
-        partial_ptrs += R
+    tiles = tl.arange(0, BLOCK_TILES)
+    partial_ptrs = partial_ptr + tiles.to(tl.int64)[:, None] * R + rows[None, :]
+    total = tl.sum(tl.load(partial_ptrs, (tiles < TILES)[:, None] & (rows < R)[None, :], 0.0), 0)
     total += tl.load(c_ptr).to(tl.float32)
     tl.store(y_ptr + rows, total.to(y_ptr.dtype.element_ty), rows < R)
+
+
+@triton.jit
+def row_kernel(x_ptr, b_ptr, v_ptr, c_ptr, y_ptr, R, U, UNIT: tl.constexpr, BLOCK_U: tl.constexpr):
+    """y (R,) = tanh(x + b) v + c for a product x (R, U) that cuBLAS has formed; one row per program."""
+    U = U // UNIT * UNIT
+    row = tl.program_id(0)
+    cols = tl.arange(0, BLOCK_U)
+    total = tl.zeros((BLOCK_U,), tl.float32)
+    x_ptr += row.to(tl.int64) * U
+    for first in range(0, U, BLOCK_U):
+        inside = cols < U - first
+        y = tl.load(x_ptr + first + cols, inside, 0.0).to(tl.float32)
+        y = tanh(y + tl.load(b_ptr + first + cols, inside, 0.0).to(tl.float32))
+        total += y * tl.load(v_ptr + first + cols, inside, 0.0).to(tl.float32)
+    y = tl.sum(total, 0) + tl.load(c_ptr).to(tl.float32)
+    tl.store(y_ptr + row, y.to(y_ptr.dtype.element_ty))
 
 
 def tanh_dot(x: Tensor, weight: Tensor, bias: Tensor, out_weight: Tensor, out_bias: Tensor) -> Tensor:
@@ -94,8 +110,30 @@ def tanh_dot(x: Tensor, weight: Tensor, bias: Tensor, out_weight: Tensor, out_bi
             **tile.options(),
         )
         sum_kernel[(triton.cdiv(rows, BLOCK_SUM),)](
-            partial, out_bias, y, rows, col_tiles, BLOCK_SUM=BLOCK_SUM, num_warps=4
+            partial,
+            out_bias,
+            y,
+            rows,
+            col_tiles,
+            BLOCK_SUM=BLOCK_SUM,
+            BLOCK_TILES=triton.next_power_of_2(col_tiles),
+            num_warps=4,
         )
 
-    tune.run("tanh_dot", x, precision, (rows, units, inner), run)
+    def library() -> None:
+        product = torch.mm(x, weight.T)
+        row_kernel[(rows,)](
+            product,
+            bias,
+            out_weight,
+            out_bias,
+            y,
+            rows,
+            units,
+            UNIT=tune.common_unit(units),
+            BLOCK_U=min(BLOCK_ROW, triton.next_power_of_2(units)),
+            num_warps=4,
+        )
+
+    tune.run("tanh_dot", x, precision, (rows, units, inner), run, library)
     return y

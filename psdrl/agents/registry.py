@@ -7,11 +7,17 @@ from typing import Any, NamedTuple
 from psdrl.agents.bootstrap import presets as bootstrap_presets
 from psdrl.agents.bootstrap.agent import BootstrapAgent
 from psdrl.agents.bootstrap.settings import BootstrapConfig
+from psdrl.agents.dreamer import presets as dreamer_presets
+from psdrl.agents.dreamer.agent import DreamerAgent
+from psdrl.agents.dreamer.settings import DreamerConfig
 from psdrl.agents.interface import Agent
 from psdrl.agents.psdrl import presets as psdrl_presets
 from psdrl.agents.psdrl.ablations import EpsilonGreedyConfig, FreshValueAgent, FreshValueConfig
 from psdrl.agents.psdrl.agent import PsdrlAgent
 from psdrl.agents.psdrl.settings import PsdrlConfig
+from psdrl.agents.successor import presets as successor_presets
+from psdrl.agents.successor.agent import SuccessorAgent
+from psdrl.agents.successor.settings import SuccessorConfig
 from psdrl.config import Config, merge
 from psdrl.envs.vector import EnvSpec
 from psdrl.errors import UserError, nearest
@@ -40,6 +46,8 @@ AGENTS = {
     "egreedy-explore": Entry(PsdrlAgent, EpsilonGreedyConfig, _PSDRL),
     "fresh-value": Entry(FreshValueAgent, FreshValueConfig, _PSDRL),
     "bootstrap": Entry(BootstrapAgent, BootstrapConfig, Presets(bootstrap_presets.PRESETS, psdrl_presets.choose)),
+    "successor": Entry(SuccessorAgent, SuccessorConfig, Presets(successor_presets.PRESETS, psdrl_presets.choose)),
+    "dreamer": Entry(DreamerAgent, DreamerConfig, Presets(dreamer_presets.PRESETS, psdrl_presets.choose)),
 }
 SELECTION = ("game", "env", "preset", "algo", "device")  # what a preset depends on
 

@@ -23,7 +23,7 @@ from rich.table import Table
 from psdrl import agents
 from psdrl.agents.interface import Result
 from psdrl.errors import UserError
-from psdrl.kernels import choice, dispatch, posterior
+from psdrl.kernels import choice, dispatch, posterior, tune
 from psdrl.runtime.device import resolve_device
 
 PACKAGES = ("torch", "triton", "numpy", "gymnasium", "envpool", "ale-py")
@@ -92,6 +92,16 @@ def products() -> Result:
     return Result("backend", "products", "ok", detail, {"choices": choice.state()})
 
 
+def measured_ways(device: torch.device) -> Result:
+    """Which way of forming a product was the fastest on this GPU, for each shape that was asked for."""
+    card = torch.cuda.get_device_name(device)
+    chosen = {key: tune.named(way) for key, way in tune.tuner().known.items() if f" {card} " in key}
+    found = Counter((key.split(" ")[0], way) for key, way in chosen.items())
+    served = ", ".join(f"{operation} by {way} ({n})" for (operation, way), n in sorted(found.items()))
+    detail = f"{served or 'nothing was measured'}; kept in {tune.tuner().path}"
+    return Result("backend", "products", "ok", detail, {"choices": chosen})
+
+
 def examine(options: Doctor, device: torch.device) -> Iterator[Result]:
     """All checks in turn."""
     yield from backends(device)
@@ -99,6 +109,8 @@ def examine(options: Doctor, device: torch.device) -> Iterator[Result]:
         yield from agent.examine(device, options.quick, options.seconds)
     if device.type == "cpu":
         yield products()
+    elif dispatch.choose(device, torch.float32).backend == "triton":
+        yield measured_ways(device)
 
 
 def run(options: Doctor) -> int:

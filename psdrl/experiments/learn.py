@@ -5,15 +5,14 @@ Each case (environment, method, seed) is one training run and one line of result
 hidden file of the results directory. Without environments: the ladder of `make learn`."""
 
 import argparse
-import os
 import platform
 import re
 import shlex
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from typing import Any
 import torch
 
 from psdrl.agents.registry import make_agent
-from psdrl.cli import parse_train
+from psdrl.arguments import parse_train
 from psdrl.config import Config
 from psdrl.envs import make_env
 from psdrl.envs.atari import GAMES
@@ -31,6 +30,8 @@ from psdrl.run import records
 from psdrl.run.callbacks import Scalars
 from psdrl.run.loop import train
 from psdrl.run.records import Run
+from psdrl.sweep.schedule import Local, Schedule, Task
+from psdrl.sweep.worker import Job
 
 RESULTS = Path("results")
 SAVE_EVERY = 180.0  # seconds between two writes of an unfinished run, which take milliseconds
@@ -51,6 +52,8 @@ METHODS: dict[str, list[str]] = {
     "egreedy-explore": ["--algo", "egreedy-explore"],
     "fresh-value": ["--algo", "fresh-value"],
     "bootstrap": ["--algo", "bootstrap"],
+    "successor": ["--algo", "successor"],
+    "dreamer": ["--algo", "dreamer"],
     "mean": ["--posterior.rule", "mean", "--policy.epsilon", "0.05"],
     "released": ["--posterior.rule", "released"],
     "reward-weight-30": ["--forward.reward-weight", "30"],
@@ -221,18 +224,26 @@ def store(case: Case, results: Path, replace: bool) -> None:
     )
 
 
-def start(case: Case, results: Path, replace: bool) -> bool:
-    """Run one case in a process of its own, on one thread; False: it failed."""
-    flags = ["--one", case.env, case.method, str(case.seed), "--results", str(results)]
-    child = subprocess.run(
-        [sys.executable, "-m", "psdrl.experiments.learn", *flags, *["--force"] * replace, "--extra", *case.extra],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    failed = f"{case}: failed\n{child.stderr[-2000:]}"
-    print(failed if child.returncode else child.stdout.strip(), flush=True)
-    return child.returncode == 0
+def start_all(cases: list[Case], results: Path, replace: bool, jobs: int) -> bool:
+    """Run each case in a process of its own, on one thread, so many at a time; False: one of them failed."""
+    with tempfile.TemporaryDirectory(prefix="psdrl-learn-") as folder:
+        tasks = {_task(case, results, replace, f"{folder}/{i}"): case for i, case in enumerate(cases)}
+        schedule = Schedule(tasks, Local(jobs), retries=0)
+        schedule.on_change = lambda task: _say(task, tasks[task])
+        schedule.run(stop=lambda: False)
+    return all(task.state == "finished" for task in tasks)
+
+
+def _task(case: Case, results: Path, replace: bool, folder: str) -> Task:
+    flags = ["--one", case.env, case.method, str(case.seed), "--results", str(results), *["--force"] * replace]
+    words = (*flags, "--extra", *case.extra)
+    return Task(Job(str(case), "psdrl.experiments.learn", words, folder, {"OMP_NUM_THREADS": "1"}, apart=True))
+
+
+def _say(task: Task, case: Case) -> None:
+    failed = task.state != "finished"
+    text = (Path(task.job.folder) / ("errors.txt" if failed else "output.txt")).read_text(errors="replace")
+    print(f"{case}: failed\n{text[-2000:]}" if failed else text.strip(), flush=True)
 
 
 def missing(cases: list[Case], results: Path) -> list[Case]:
@@ -290,9 +301,7 @@ def main() -> None:
         todo = cases if options.force else missing(cases, results)
     except (records.Damaged, UserError) as error:
         sys.exit(str(error))
-    with ThreadPoolExecutor(options.jobs) as pool:
-        good = list(pool.map(lambda case: start(case, results, options.force), todo))
-    sys.exit(0 if all(good) else 1)
+    sys.exit(0 if start_all(todo, results, options.force, options.jobs) else 1)
 
 
 if __name__ == "__main__":

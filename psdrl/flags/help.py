@@ -37,7 +37,7 @@ COMMON = {
         "logdir": "default: runs/ENV-ALGO-SEED; the same resumes",
         "resume": "auto, never or must",
         "device": "auto, cpu, cuda or cuda:N",
-        "precision": "fp32, tf32 or bf16",
+        "precision": "fp32, tf32, mixed or bf16",
         "compile": "torch.compile: a minute or two, then faster",
         "profile": "START:STOP, updates to profile",
     },

@@ -10,6 +10,7 @@ from matplotlib.patches import Patch
 
 from psdrl.report.comparisons import (
     CLIP,
+    SEVERAL,
     Aggregate,
     Difference,
     Improvement,
@@ -19,6 +20,7 @@ from psdrl.report.comparisons import (
     improvements,
     profiles,
     references,
+    shared,
     sides,
 )
 from psdrl.report.curves import slug
@@ -49,8 +51,9 @@ def drawings(group: Group, number: int) -> Iterator[Drawing]:
     learners = [side for side in found if side.key not in LEVELS]
     yield from _difference_drawings(group, learners, number)
     made = aggregates(found)
-    if made:
+    if max((len(each.games) for each in made), default=0) >= SEVERAL:
         yield _iqm(group, made, number)
+    if len(shared(*learners) if learners else []) >= SEVERAL:
         yield _profile(group, learners, number)
     better = [each for each in improvements(found) if _ordered(each, found)]
     if better:
@@ -58,8 +61,9 @@ def drawings(group: Group, number: int) -> Iterator[Drawing]:
 
 
 def _ordered(each: Improvement, found: list[Side]) -> bool:
-    """One of the two directions: the first agent of several over all others, or all over the paper."""
-    return each.other.published or each.ours is found[0]
+    """One of the two directions: the first agent of several over all others, or all over the paper, if that has more
+    than one run to be better than: it published one number per game."""
+    return each.envs >= SEVERAL if each.other.published else each.ours is found[0]
 
 
 def _row_height(rows: int) -> float:
@@ -221,7 +225,13 @@ def _improvement(group: Group, better: list[Improvement], number: int) -> Drawin
         axes.axvline(0.5, color=GREY, lw=0.8)
     caption = (
         "Probability that a run of X scores more than one of Y on an environment drawn at random, with its 95 % "
-        f"stratified bootstrap interval; a column of the paper counts as one run. Protocol: {group.protocol}."
+        f"stratified bootstrap interval; {_what(group)}. Protocol: {group.protocol}."
     )
     alt = "; ".join(f"{e.ours.name} over {e.other.name}: {e.estimate.value:.2f}" for e in better) + "."
     return Drawing(slug("improvement", number), "Probability of improvement", caption, alt, figure, ids(group.runs))
+
+
+def _what(group: Group) -> str:
+    if group.protocol.suite == "deepsea":
+        return "DeepSea: better is who solves it after fewer episodes, and who has not solved it is last"
+    return "a column of the paper counts as one run"

@@ -1,13 +1,12 @@
 """From paths to a directory with the page, figures and tables."""
 
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from psdrl.envs.deepsea import deepsea_size
 from psdrl.errors import UserError
-from psdrl.report import bars, curves, diving, measured, outcomes, page, protocols, style
+from psdrl.report import bars, curves, diving, files, measured, outcomes, page, protocols, style
 from psdrl.report.outcomes import Outcome
 from psdrl.report.page import Section
 from psdrl.report.protocols import Group
@@ -46,33 +45,30 @@ class Made(NamedTuple):
     notices: list[str]
 
 
-def build(paths: Iterable[Path], out: Path, live: bool = False) -> Made:
-    """Write the report of all runs at these paths; raises UserError if there are none."""
-    check_out(out)
+def build(paths: Iterable[Path], out: Path, live: bool = False, notes: Iterable[str] = ()) -> Made:
+    """Write the report of all runs at these paths into a directory; raises UserError if there are none.
+
+    paths: run directories, directories above them (of a sweep, for one), files of results/. out: new, empty or of an
+    earlier report. live: without a run the page says so, and it loads itself again when its server has a new one.
+    notes: sentences that stand before all other notices.
+    From Python: `from psdrl.report.build import build; build([Path("runs")], Path("report"))`; this signature stays."""
+    files.check_out(out, MARK)
     found = outcomes.find(paths)
     if not found.outcomes and not live:
         reasons = f" ({found.unreadable[0]})" if found.unreadable else ""
         raise UserError(f"No run was found{reasons}: name directories of psdrl train, or files of results/.")
     runs, twice = protocols.unique(found.outcomes)
     groups = protocols.group(runs)
-    said = protocols.notices(groups) + twice
+    said = [*notes, *protocols.notices(groups), *twice]
     made = tables(groups)
     shown = curves.panels(groups)
     pictures = {name: [style.picture(d) for d in each] for name, each in _drawings(groups, shown).items()}
     sections = _sections(made, pictures)
-    files = _files(made, [p for each in pictures.values() for p in each], list(_sheets(groups, shown)))
-    files["TABLE.md"] = measured.table(groups).encode()
+    written = _files(made, [p for each in pictures.values() for p in each], list(_sheets(groups, shown)))
+    written["TABLE.md"] = measured.table(groups).encode()
     text = page.render(sections, said, found.unreadable, _summary(runs), live)
-    _write(out, files | {"index.html": text.encode()})
+    files.write(out, MARK, written | {"index.html": text.encode()}, FOLDERS)  # the page last
     return Made(out / "index.html", len(runs), sum(map(len, pictures.values())), said + found.unreadable)
-
-
-def check_out(out: Path) -> None:
-    """Refuse to write where something else lies."""
-    if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out} is a file: name a directory.")
-    if out.exists() and any(out.iterdir()) and not (out / MARK).exists():
-        raise UserError(f"--out {out} is not empty and holds no report: use another.")
 
 
 def _drawings(groups: list[Group], shown: list[curves.Panel]) -> dict[str, list[Drawing]]:
@@ -116,26 +112,8 @@ def _summary(runs: list[Outcome]) -> str:
 
 
 def _files(made: list[Table], pictures: list[Picture], sheets: list[Picture]) -> dict[str, bytes]:
-    files = {f"tables/{table.name}.csv": table.csv().encode() for table in made}
+    found = {f"tables/{table.name}.csv": table.csv().encode() for table in made}
     for folder, several in (("figures", pictures), ("sheets", sheets)):
         for each in several:
-            files |= {f"{folder}/{each.name}.png": each.png, f"{folder}/{each.name}.svg": each.svg}
-    return files
-
-
-def _write(out: Path, files: dict[str, bytes]) -> None:
-    """Each file at once, the page last; what an earlier report left beside them is removed."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / MARK).touch()
-        for folder in FOLDERS:
-            (out / folder).mkdir(exist_ok=True)
-            for old in (out / folder).iterdir():
-                if f"{folder}/{old.name}" not in files and not old.is_dir():
-                    old.unlink()
-        for name, data in files.items():
-            beside = out / f"{name}.new"
-            beside.write_bytes(data)
-            os.replace(beside, out / name)
-    except OSError as error:
-        raise UserError(f"--out {out} cannot be written ({error.strerror}): use another.") from None
+            found |= {f"{folder}/{each.name}.png": each.png, f"{folder}/{each.name}.svg": each.svg}
+    return found

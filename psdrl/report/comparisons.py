@@ -6,14 +6,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+from psdrl.envs.deepsea import deepsea_size
 from psdrl.report import paper, statistics
+from psdrl.report.outcomes import Outcome
 from psdrl.report.protocols import Group
 from psdrl.report.scores import score
 from psdrl.report.statistics import Array, Estimate, Profile
 from psdrl.report.style import LEVELS, label
 
 CLIP = 2.5  # of differences, as they are drawn
-FEW = 4  # agents of which each is compared with each in figures; of more, each with the first
+FEW = 4  # agents of which each is compared with each in figures; of more, each with PSDRL
+SEVERAL = 2  # games, at least, over which aggregates say more than their scores do
 
 
 class Side(NamedTuple):
@@ -30,12 +33,20 @@ class Side(NamedTuple):
         return [np.array([known[env].gamer(value) for value in self.scores[env]]) for env in envs]
 
 
+def merit(run: Outcome) -> float | None:
+    """What runs are compared by, the more the better: the score; on DeepSea, where a run may end when it has solved it,
+    how soon that was. A run that had not solved it counts as later than any other."""
+    if deepsea_size(run.env):
+        return -float(run.solved) if run.solved else -np.inf
+    return score(run)
+
+
 def sides(group: Group) -> list[Side]:
     """The agents of a group that have scores."""
     found = []
     for agent in group.agents:
         by_env = {
-            env: [value for run in runs if (value := score(run)) is not None] for env, runs in group.of(agent).items()
+            env: [value for run in runs if (value := merit(run)) is not None] for env, runs in group.of(agent).items()
         }
         scores = {env: np.array(values) for env, values in by_env.items() if values}
         if scores:
@@ -79,9 +90,9 @@ def differences(ours: Side, other: Side) -> list[Difference]:
 
 
 def references(found: list[Side]) -> list[Side]:
-    """What each agent is compared with in figures: the paper's columns, and the other agents, or the first of many."""
+    """What each agent is compared with in figures: the paper's columns; other agents, or PSDRL if these are many."""
     own = [side for side in found if side.key not in LEVELS]
-    return published() + (own if len(own) <= FEW else own[:1])
+    return published() + (own if len(own) <= FEW else [side for side in own if side.key == "psdrl"])
 
 
 def all_differences(found: list[Side]) -> Iterator[Difference]:

@@ -19,6 +19,7 @@ from psdrl.report.style import BLUE, GREY, LEVELS, LOOK, OTHERS, STYLES, Drawing
 FAR = 1.5  # runs more than so many times as long as PSDRL's have a panel of their own
 MOST = 8  # lines of a panel
 POINTS = 120
+LINE = 0.16  # inches, of a legend
 
 
 class Line(NamedTuple):
@@ -219,29 +220,34 @@ def _alt(panel: Panel) -> str:
     return f"Learning curves on {panel.title}: return against environment steps. {'; '.join(ends)}."
 
 
-def cells(count: int) -> tuple[list[tuple[int, slice]], tuple[int, int]]:
-    """Where panels stand, three to a row or fewer, so that every row fills the width; and the grid's size."""
+def cells(count: int) -> tuple[list[tuple[int, float, float]], int]:
+    """Where panels stand: row, left end and width as shares of the sheet; three to a row or fewer, so that every row
+    fills the width. And the number of rows."""
     tall = math.ceil(count / 3)
     rows = [count // tall + (i < count % tall) for i in range(tall)]
-    size = math.lcm(*rows)
-    at = [(row, slice(i * size // n, (i + 1) * size // n)) for row, n in enumerate(rows) for i in range(n)]
-    return at, (tall, size)
+    return [(row, i / n, 1 / n) for row, n in enumerate(rows) for i in range(n)], tall
 
 
 def sheet(kind: str, shown: list[Panel]) -> Drawing:
-    """All panels of a suite on one sheet."""
-    at, (tall, columns) = cells(len(shown))
-    wide = min(3, len(shown))
-    most = max(len(panel.lines) for panel in shown)
-    figure = new_figure(3.7 * wide + 0.8 * (wide == 1), tall * (2.5 + 0.1 * most))
+    """All panels of a suite on one sheet. Sizes are given, in inches: to solve for them takes minutes at 55 panels."""
+    at, tall = cells(len(shown))
+    lines = [0] * tall
+    for (row, _, _), panel in zip(at, shown, strict=True):
+        lines[row] = max(lines[row], len(panel.lines))
+    left, right, above, high, below = 0.6, 0.15, 0.3, 1.9, 0.5
+    heights = [above + high + below + LINE * count for count in lines]
+    wide, whole = 3.7 * min(3, len(shown)) + 0.8 * (len(shown) == 1), sum(heights) + 0.25
+    figure = new_figure(wide, whole)
+    figure.set_layout_engine("none")
+    words = "Lines: mean over seeds; shaded: 95 % bootstrap interval; thin: runs not finished. psdrl report"
     with mpl.rc_context(LOOK):
-        grid = figure.add_gridspec(tall, columns)
-        for cell, panel in zip(at, shown, strict=True):
-            axes = figure.add_subplot(grid[cell])
+        for (row, start, share), panel in zip(at, shown, strict=True):
+            top = whole - sum(heights[:row]) - above
+            place = (start + left / wide, (top - high) / whole, share - (left + right) / wide, high / whole)
+            axes = figure.add_axes(place)
             handles = draw(axes, panel)
-            below: Any = {"loc": "upper center", "bbox_to_anchor": (0.45, -0.2), "frameon": False}
-            axes.legend(handles=handles, **below, ncols=1 + (len(handles) > 3), columnspacing=1, handlelength=1.6)
-        words = "Lines: mean over seeds; shaded: 95 % bootstrap interval; thin: runs not finished. psdrl report"
-        figure.supxlabel(words, fontsize=7)
+            beneath: Any = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.4 / high), "borderaxespad": 0}
+            axes.legend(handles=handles, **beneath, frameon=False, labelspacing=0.35)
+        figure.text(0.5, 0.08 / whole, words, fontsize=7, ha="center")
     alt = " ".join(_alt(panel) for panel in shown)
     return Drawing(kind, f"Learning curves: {kind}", words, alt, figure, ids(run for p in shown for run in p.runs))

@@ -6,11 +6,14 @@ from typing import NamedTuple
 
 import jinja2
 
+from psdrl.report import paper
 from psdrl.report.style import Picture
 from psdrl.report.tables import Table, sort_value
 from psdrl.version import __version__
 
 PIXELS = 100  # of the page, per inch of a figure
+# Columns whose numbers come from the paper, and hence from no run.
+PUBLISHED = {*paper.COLUMNS, *(f"{column}_spread" for column in paper.COLUMNS), *paper.Constants._fields}
 
 
 class Section(NamedTuple):
@@ -41,6 +44,7 @@ def render(sections: list[Section], notices: list[str], unreadable: list[str], s
         live=live,
         version=__version__,
         pixels=PIXELS,
+        published=PUBLISHED,
         css=_part("page.css"),
         js=_part("page.js") + (_part("live.js") if live else ""),
     )

@@ -1,9 +1,9 @@
 """Bootstrap intervals and the aggregates of Agarwal et al. (2021, "Deep RL at the edge of the statistical precipice").
 
-Definitions are those of rliable, which itself cannot be used here: it needs arch < 8, and no such arch can be imported
-beside pandas 3. Its `metrics` module is the oracle of the tests. Scores are lists of arrays, one (seeds,) per game:
-games may have different numbers of seeds. Intervals are percentiles over resampled seeds, game by game (stratified);
-there are none where no game has two seeds."""
+Definitions are those of rliable. `rliable.library` itself cannot be imported beside pandas 3: it needs arch < 8, whose
+last version, 7.2.0, fails there (deprecate_kwarg). Its `metrics` module is the oracle of the tests. Scores are lists of
+arrays, one (seeds,) per game: games may have different numbers of seeds. Intervals are percentiles over resampled
+seeds, game by game (stratified); there are none where no game has two seeds."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -106,8 +106,8 @@ def improvement(ours: Scores, others: Scores) -> Estimate:
 
     def better(x: Array, y: Array) -> Array:
         """(..., seeds of x) and (..., seeds of y) to (...): Mann and Whitney's U by its number of pairs."""
-        above = x[..., :, None] - y[..., None, :]
-        return ((above > 0) + 0.5 * (above == 0)).mean((-2, -1))
+        mine, theirs = x[..., :, None], y[..., None, :]
+        return ((mine > theirs) + 0.5 * (mine == theirs)).mean((-2, -1))
 
     value = np.mean([better(x, y) for x, y in zip(ours, others, strict=True)])
     pairs = zip(resampled(ours, 0), resampled(others, 1), strict=True)

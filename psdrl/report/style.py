@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, FigureBase
 
 from psdrl.report.outcomes import Outcome
 
@@ -78,7 +78,7 @@ def new_figure(width: float, height: float) -> Figure:
         return Figure(figsize=(width, height), layout="constrained")
 
 
-def legend_below(figure: Figure, handles: Iterable[Any], columns: int) -> None:
+def legend_below(figure: FigureBase, handles: Iterable[Any], columns: int) -> None:
     """A legend beneath the axes, where no curve can run through it."""
     figure.legend(handles=list(handles), loc="outside lower center", ncols=columns, frameon=False)
 
@@ -89,6 +89,7 @@ def picture(drawing: Drawing) -> Picture:
     with mpl.rc_context(LOOK):
         small: Any = {"metadata": {"Software": None}, "pil_kwargs": {"optimize": True}}
         drawing.figure.savefig(png, format="png", dpi=130, **small)
+        drawing.figure.set_layout_engine("none")  # where things stand is known now: a quarter of the time
         drawing.figure.savefig(svg, format="svg", metadata={"Date": None})
     width = float(drawing.figure.get_figwidth())
     words = (drawing.name, drawing.title, drawing.caption, drawing.alt)

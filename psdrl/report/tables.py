@@ -170,6 +170,8 @@ def _scores(numbered: list[tuple[int, Group]]) -> Table:
     ]
     rows = []
     for number, _, env, agent, runs in _cells(numbered):
+        if deepsea_size(env):  # a run may end when it has solved it: its mean return says how soon it ended
+            continue
         values: dict[str, Any] = {"env": env, "agent": label(agent), "protocol": number, "seeds": len(runs)}
         values["score"] = _mean([v for run in runs if (v := score(run)) is not None])
         values["final"] = _mean([v for run in runs if (v := final(run)) is not None])
@@ -180,7 +182,7 @@ def _scores(numbered: list[tuple[int, Group]]) -> Table:
         "score: mean of the evaluations over the whole run, as in the paper, or of the training episodes where a run "
         "was not evaluated (each weighted by its steps); final: mean of the last 5 evaluations, or of the last 20 "
         "training episodes (5 if they have 500 steps or more). Means over seeds with 95 % bootstrap intervals, "
-        "beside the paper's scores."
+        "beside the paper's scores. DeepSea has a table of its own."
     )
     return Table("scores", "Scores by environment", caption, columns, rows)
 
@@ -234,7 +236,8 @@ def _improvements(numbered: list[tuple[int, Group]]) -> Table:
             runs = [i for side in own for i in _runs_of(group, side.key)]
             rows.append(Row(names | {"probability": each.estimate}, runs))
     caption = (
-        "Probability that a run of X scores more than one of Y, on an environment drawn at random; a tie counts a half."
+        "Probability that a run of X scores more than one of Y, on an environment drawn at random; a tie is a half. "
+        "On DeepSea: that it solves it after fewer episodes; a run that has not solved it is last."
     )
     return Table("improvement", "Probability of improvement", caption, columns, rows)
 
@@ -273,7 +276,11 @@ def _deepsea(numbered: list[tuple[int, Group]]) -> Table:
 
 
 def _runtime(numbered: list[tuple[int, Group]]) -> Table:
-    printed = [Column(column, f"{name} (paper)", ",.0f") for column, name in paper.COLUMNS.items()]
+    printed = [
+        column
+        for key, name in paper.COLUMNS.items()
+        for column in (Column(key, f"{name} (paper)", ",.0f"), Column(f"{key}_spread", "±", ",.0f"))
+    ]
     columns = [
         *(
             Column("env", "environment"),
@@ -298,10 +305,10 @@ def _runtime(numbered: list[tuple[int, Group]]) -> Table:
             "spread": float(minutes.std()),
             "million": float((1e6 * minutes / steps).mean()),
         }
-        values |= {column: minutes for column, (minutes, _) in paper.runtime().get(env, {}).items()}
+        values |= _published(env)
         rows.append(Row(values, ids(timed)))
     if rows:
-        average = {column: minutes for column, (minutes, _) in paper.runtime()["Average"].items()}
+        average = _published("Average")
         rows.append(Row({"env": "average of the paper's seven games", **average}, []))
     caption = (
         "Minutes of a run, mean and deviation over seeds: of learning and acting by its own clock, or of one core for "
@@ -309,6 +316,13 @@ def _runtime(numbered: list[tuple[int, Group]]) -> Table:
         "an A100."
     )
     return Table("runtime", "Run time", caption, columns, rows)
+
+
+def _published(game: str) -> dict[str, float]:
+    """The paper's minutes and their deviations, of the games that it names."""
+    found = paper.runtime().get(game, {})
+    minutes = {column: mean for column, (mean, _) in found.items()}
+    return minutes | {f"{column}_spread": deviation for column, (_, deviation) in found.items()}
 
 
 # What everything comes from

@@ -75,15 +75,26 @@ def serving(out: Path, port: int) -> Iterator[Server]:
 
 
 def watch(paths: Iterable[Path], out: Path, port: int, every: float, console: Console) -> None:
-    """Until Ctrl-C: make the report again whenever the files of a run have changed."""
-    paths, seen = list(paths), state_of_files(paths)
+    """Until Ctrl-C: make the report again whenever the files of a run have changed. What goes wrong after the first
+    time is said once, and the page stays as it was."""
+    paths = list(paths)
+    seen, said = state_of_files(paths), ""
     build(paths, out, live=True)
     with serving(out, port) as server, contextlib.suppress(KeyboardInterrupt):
-        console.print(f"http://{HOST}:{server.server_port}/ (Ctrl-C ends it)", highlight=False, soft_wrap=True)
+        _say(console, f"http://{HOST}:{server.server_port}/ (Ctrl-C ends it)")
         while True:
             time.sleep(every)
-            now = state_of_files(paths)
-            if now != seen:
-                seen = now
-                build(paths, out, live=True)
-                server.stamp += 1
+            try:
+                now = state_of_files(paths)
+                if now != seen:
+                    build(paths, out, live=True)
+                    seen, said = now, ""
+                    server.stamp += 1
+            except UserError as error:
+                if str(error) != said:
+                    said = str(error)
+                    _say(console, f"notice       {said}")
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, highlight=False, soft_wrap=True, markup=False)

@@ -66,7 +66,7 @@ def play(
     is cut after `max_steps` steps (0: never), and what is left is abandoned when `stop()` says so. `make` gives an
     environment for a stream, by default the one that the settings name.
     """
-    make = make or _by_name(agent, on_frame is not None)
+    make = make or by_name(agent, on_frame is not None)
     env = make(stream)
     try:
         actor = agent.player(stream, policy)
@@ -99,7 +99,8 @@ def play(
         env.close()
 
 
-def _by_name(agent: Agent, render: bool) -> Callable[[int], VectorEnv]:
+def by_name(agent: Agent, render: bool = False) -> Callable[[int], VectorEnv]:
+    """Makes the environment of a stream; raises UserError if the run's was an object that has no name."""
     if (agent.config.env or "").startswith(PYTHON):
         raise UserError(
             f"{agent.config.env} was an object in Python and has no name to make it by: "

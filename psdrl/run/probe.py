@@ -4,7 +4,7 @@ import importlib
 import importlib.util
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,9 +15,9 @@ from rich.table import Table
 
 from psdrl.agents.interface import Agent
 from psdrl.console import PatientConsole
-from psdrl.envs import make_env
 from psdrl.errors import UserError
 from psdrl.run.evaluation import PYTHON, load
+from psdrl.run.recording import record
 
 STREAM = 20_000  # of the episodes that are recorded: neither training nor evaluation has them
 LABELS = 8  # most numbers of the true state that are read out, those that vary most
@@ -107,24 +107,11 @@ def recorded(agent: Agent, options: Probe) -> Iterator[Played]:
         return
     backend = "gymnasium" if config.game else config.env_backend
     for i in range(options.episodes):
-        env = make_env(replace(config, env_backend=backend), num_envs=1, stream=STREAM + i)
-        try:
-            observation, actor = env.reset(), agent.player(STREAM + i)
-            if not env.labels():
-                return
-            observations, labels, ended = [observation[0]], [env.labels()], False
-            actions: list[int] = []
-            while not ended and len(actions) < options.max_steps:
-                action = actor.act(observation)
-                step = env.step(action)
-                observation, ended = step.observation, bool(step.terminated[0] or step.truncated[0] or step.failed[0])
-                actions.append(int(action[0]))
-                observations.append(observation[0])
-                labels.append(env.labels())
-            columns = {name: np.array([row[name] for row in labels]) for name in labels[0]}
-            yield np.stack(observations), np.array(actions), columns
-        finally:
-            env.close()
+        played = record(agent, STREAM + i, options.max_steps, env_backend=backend)
+        if not played.labels[0]:
+            return
+        columns = {name: np.array([row[name] for row in played.labels]) for name in played.labels[0]}
+        yield played.observations, played.actions, columns
 
 
 def chosen(agent: Agent, played: Sequence[Played]) -> dict[str, str]:

@@ -206,7 +206,7 @@ def _summary(console: Console, agent: Agent, why_preset: str, checkpoint: Path |
 def _modes(agent: Agent) -> str:
     """Precision, compilation and graphs in force."""
     config = agent.config
-    precision = "fp32" if agent.device.type == "cpu" and config.precision == "tf32" else config.precision
+    precision = "fp32" if agent.device.type == "cpu" and config.precision in ("tf32", "mixed") else config.precision
     words = [precision, f"compile {'on' if config.compile else 'off'}"]
     if agent.device.type == "cuda":
         words.append(f"CUDA graphs {'on' if config.cuda_graphs else 'off'}")

@@ -16,6 +16,11 @@ def cuda_available() -> bool:
     return torch.cuda.is_available()
 
 
+def cuda_count() -> int:
+    """CUDA devices that this build of PyTorch sees."""
+    return torch.cuda.device_count() if cuda_available() else 0
+
+
 def is_gpu(device: torch.device) -> bool:
     """Whether this device computes while the host goes on."""
     return device.type == "cuda"

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from psdrl.config import Config, Precision
 from psdrl.errors import UserError
-from psdrl.runtime.device import bf16_on_cpu
+from psdrl.runtime.device import bf16_on_cpu, is_gpu
 from psdrl.runtime.graphs import Captured, Cuda, Step
 
 Function = TypeVar("Function", bound=Callable)
@@ -43,6 +43,7 @@ class Execution:
         self.primitives = primitives
         self.graphs = cuda_graphs and primitives is not None
         self._steps: dict[str, Step] = {}
+        self.spare: dict[str, list[Any]] = {}  # by name: holders of graphs whose user is gone, for the next user
         self._captured: WeakSet[Captured] = WeakSet()
 
     @classmethod
@@ -50,11 +51,12 @@ class Execution:
         """As the configuration says; also sets PyTorch's own switches for tf32."""
         if config.compile:
             check_compiler(device)
+        precision = "fp32" if device.type == "cpu" and config.precision == "mixed" else config.precision
         if config.precision == "bf16" and device.type == "cpu" and (reason := bf16_on_cpu()):
             raise UserError(f"--precision bf16 cannot run: {reason}, or use --precision fp32.")
         allow_tf32(device, config.precision)
         graphs = config.cuda_graphs and device.type == "cuda"
-        return cls(device, config.compile, graphs, config.precision, chunk_rows=config.chunk_rows)
+        return cls(device, config.compile, graphs, precision, chunk_rows=config.rows_at_once(is_gpu(device)))
 
     def compiled(self, function: Function) -> Function:
         """The function compiled, once per process, or as it is. PyTorch caches the code on disk between runs."""
@@ -100,12 +102,35 @@ class Execution:
     def forget(self) -> None:
         """Drop all graphs, for parameters or optimiser state have moved."""
         self._steps.clear()
+        self.spare.clear()
 
     def autocast(self) -> AbstractContextManager:
         """The networks' products and convolutions within are formed in bfloat16 if the precision says so."""
         if self.precision == "bf16":
             return torch.autocast(self.device.type, torch.bfloat16)
         return contextlib.nullcontext()
+
+    def image_autocast(self) -> AbstractContextManager:
+        """The same for networks that look at images: in bfloat16 in mixed precision too."""
+        if self.precision == "mixed":
+            return torch.autocast(self.device.type, torch.bfloat16)
+        return self.autocast()
+
+    @contextlib.contextmanager
+    def fixed_shapes(self) -> Iterator[None]:
+        """Convolutions within have the same shapes again and again: cuDNN may measure its algorithms, once per shape.
+        Not in deterministic mode, because another algorithm adds in another order."""
+        measures = not torch.are_deterministic_algorithms_enabled() and os.environ.get("PSDRL_AUTOTUNE", "1") != "0"
+        before = torch.backends.cudnn.benchmark
+        torch.backends.cudnn.benchmark = before or (self.device.type == "cuda" and measures)
+        try:
+            yield
+        finally:
+            torch.backends.cudnn.benchmark = before
+
+    def made(self, x: Tensor) -> torch.dtype:
+        """The dtype that products of x have under `autocast`."""
+        return torch.bfloat16 if self.precision == "bf16" else x.dtype
 
     def beside(self) -> tuple[AbstractContextManager, Callable[[], object]]:
         """Work within the first runs beside what follows, on a device that can, until the second is called."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 log = logging.getLogger("psdrl.runtime.graphs")
 
+MOST_SHAPES = 12  # graphs that a step keeps: while episodes are short every update may have a new sequence length
 WARM_UP = 3  # runs before the capture: libraries make their workspaces and kernels choose their tiles then
 Step = Callable[..., tuple[Tensor, ...]]
 
@@ -115,7 +116,9 @@ class Captured:
                 self.failed = True
                 log.warning("%s runs without a CUDA graph: %s", self.name, error)
                 return self.step(*inputs)
-        recorded = self.recorded[key]
+            if len(self.recorded) > MOST_SHAPES:
+                del self.recorded[next(iter(self.recorded))]  # the one whose last use is the longest ago
+        self.recorded[key] = recorded = self.recorded.pop(key)
         for buffer, x in zip(recorded.inputs, inputs, strict=True):
             buffer.copy_(x, non_blocking=True)
         recorded.graph.replay()

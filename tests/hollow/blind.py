@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from psdrl.agents.bootstrap.acting import HeadActor
+from psdrl.agents.dreamer.acting import LatentActor
 from psdrl.agents.psdrl import examination, posterior
 from psdrl.agents.psdrl.acting import Actor
 from psdrl.envs.gym import GymVector
@@ -104,6 +105,7 @@ def main() -> None:
     posterior.check = read_back
     Actor.act = valid(Actor.act, lambda self: self.agent.spec.num_actions)  # type: ignore[method-assign]
     HeadActor.act = valid(HeadActor.act, lambda self: self.num_actions)  # type: ignore[method-assign]
+    LatentActor.act = valid(LatentActor.act, lambda self: self.num_actions)  # type: ignore[method-assign]
     GymVector.send = sent(GymVector.send)  # type: ignore[method-assign]
     Replay.frames = within(Replay.frames)  # type: ignore[method-assign]
     Replay.stored_slots = existing(Replay.stored_slots)  # type: ignore[method-assign]

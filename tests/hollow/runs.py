@@ -110,7 +110,7 @@ def training(place: Place, name: str, row: dict[str, str], twin: str | None = No
         "--preset", "debug", "--device", device, "--algo", row["agent"], "--precision", row["precision"],
         "--replay.device", row["replay"], "--eval-every", "0", "--logdir", logdir,
     ]  # fmt: skip
-    if row["agent"] != "bootstrap":
+    if row["agent"] not in ("bootstrap", "dreamer"):
         arguments += ["--value.lookahead", row["lookahead"], *(GRID if row["problem"] == "grid" else [])]
     if row["profile"] != "no":
         arguments += ["--profile", row["profile"]]

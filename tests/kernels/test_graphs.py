@@ -14,7 +14,7 @@ from bench.parity import parameters
 from psdrl.agents.psdrl.acting import Actor
 from psdrl.agents.psdrl.synthetic import debug_agent
 from psdrl.runtime.execution import optimiser_state
-from psdrl.runtime.graphs import WARM_UP, Captured
+from psdrl.runtime.graphs import MOST_SHAPES, WARM_UP, Captured
 from tests.helpers import GRID_INPUTS, INPUTS
 from tests.recorder import CudnnRules, StandIn, stand_in, with_graphs
 
@@ -131,7 +131,7 @@ def test_captured_actions_equal_eager_ones(kind):
         if round_ < 2:
             eager.update()
             captured.update()
-    run: Any = captured.actor._run
+    run: Any = captured.actor.seat.run
     assert not run.failed
     assert recording.graphs[0].replays == 12, "the actor's graph is captured once and serves every model"
 
@@ -149,6 +149,34 @@ def test_the_plain_path_acts_on_the_newest_model_with_graphs_on():
         if t == 3:
             for agent in (eager, captured):
                 agent.model = agent.draw()
+
+
+def test_evaluations_share_a_graph():
+    """Three of them, each with a new player: one graph, the generator seeded anew; two at a time need two."""
+    eager, captured = (debug_agent("fast", torch.float64, **SIZES["vector"]) for _ in range(2))
+    recording = with_graphs(captured)
+    frames = eager.replay.observations[:4].numpy()
+    for stream in range(3):
+        mine, other = (agent.player(stream, epsilon=0.5) for agent in (captured, eager))
+        for frame in frames:
+            assert mine.act(frame[None]) == other.act(frame[None])
+        close(mine.hidden, other.hidden)
+        del mine
+        eager.update()
+        captured.update()
+    acted = [graph for graph in recording.graphs if graph.generators]
+    assert [graph.replays for graph in acted] == [3 * len(frames)]
+    first, second = captured.player(0), captured.player(1)
+    assert first.seat is not second.seat
+
+
+def test_a_step_keeps_a_bounded_number_of_graphs():
+    """The one that was not used for the longest time goes."""
+    captured = Captured("add", lambda x: (x + 1,), tuple, stand_in()[0])
+    for size in [*range(1, MOST_SHAPES + 1), 1, MOST_SHAPES + 1]:
+        assert torch.equal(captured(torch.zeros(size))[0], torch.ones(size))
+    shapes = [key[0][0][0] for key in captured.recorded]
+    assert sorted(shapes) == [1, *range(3, MOST_SHAPES + 2)]
 
 
 def test_a_resumed_agent_captures_again():

@@ -142,9 +142,9 @@ def test_equal_transitions_of_a_window_are_merged(monkeypatch):
     agent = debug_agent("fast", torch.float64, **CASES["no-memory-merged"])
     rows, loss = [], learning.window_loss
 
-    def counted(model, latents, *others):
+    def counted(model, latents, *others, **options):
         rows.append(latents.shape[:2])
-        return loss(model, latents, *others)
+        return loss(model, latents, *others, **options)
 
     monkeypatch.setattr(learning, "window_loss", counted)
     agent.update()

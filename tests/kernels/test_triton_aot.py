@@ -64,6 +64,9 @@ def test_every_tile_is_a_case() -> None:
                 for tile in tune.tiles(arch, precision, rows):
                     names = {c.name for c in cases if (c.precision, c.rows, c.tile) == (precision, rows, tuple(tile))}
                     assert names == {"first layer", "hidden layer", "output layer", "tanh_dot"}
+            for tile in tune.splits(precision, aot.TRAINING):
+                names = {c.name for c in cases if (c.precision, c.tile) == (precision, tuple(tile))}
+                assert names == {"parts of a layer"}
 
 
 def test_occupancy() -> None:

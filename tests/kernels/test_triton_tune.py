@@ -1,7 +1,8 @@
 """Which tile runs: measured once, kept on disk, off in deterministic mode. Times are scripted."""
 
 import json
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,13 @@ A, B, C = tune.Tile(16, 16, 16, 1, 1), tune.Tile(32, 32, 32, 2, 2), tune.Tile(64
 
 
 class Clock:
-    """Gives each tile its scripted time; None: the tile does not fit the device."""
+    """Gives each way its scripted time; None: it does not fit the device."""
 
-    def __init__(self, times: dict[tune.Tile, float | None]) -> None:
+    def __init__(self, times: Mapping[tune.Way, float | None]) -> None:
         self.times, self.asked = times, 0
-        self.tile: tune.Tile | None = None
+        self.tile: tune.Way | None = None
 
-    def launch(self, tile: tune.Tile) -> None:
+    def launch(self, tile: tune.Way) -> None:
         self.tile = tile
         if self.times[tile] is None:
             raise RuntimeError("out of resource: shared memory")
@@ -32,8 +33,8 @@ class Clock:
         return self.times[self.tile] or 0.0
 
 
-def choose(path: Path, clock: Clock, version: str = "1", key: str = "linear 8x8x8") -> tune.Tile:
-    return tune.Tuner(path, version, clock).choose(key, [A, B, C], clock.launch)
+def choose(path: Path, clock: Clock, version: str = "1", key: str = "linear 8x8x8") -> tune.Way:
+    return tune.Tuner(path, version, clock).choose(key, [*clock.times], clock.launch)
 
 
 def test_fastest_tile_is_kept_on_disk(tmp_path: Path) -> None:
@@ -45,6 +46,32 @@ def test_fastest_tile_is_kept_on_disk(tmp_path: Path) -> None:
     assert choose(path, later, key="linear 16x8x8") == A  # another shape is measured
     assert choose(path, Clock({A: 3.0, B: 3.0, C: 2.0}), version="2") == C  # another Triton or kernel too
     assert [entry.name for entry in path.parent.iterdir()] == ["tiles.json"]
+
+
+def test_cublas_is_a_way_like_any_tile(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The fastest wins, is kept and named; where it cannot run the others remain."""
+    path, parts = tmp_path / "tiles.json", B._replace(split=3)
+    with caplog.at_level(logging.INFO, "psdrl.kernels"):
+        assert choose(path, Clock({A: 3.0, tune.LIBRARY: 1.0, parts: 2.0})) == tune.LIBRARY
+    assert "linear 8x8x8: cublas 1 ms; 32x32x32 (2 warps) in 3 parts 2 ms; 16x16x16 (1 warps) 3 ms" in caplog.text
+    assert choose(path, later := Clock({A: 0.0, tune.LIBRARY: 1.0, parts: 2.0})) == tune.LIBRARY
+    assert later.asked == 0
+    assert choose(path, Clock({A: 3.0, tune.LIBRARY: None, parts: 2.0}), key="other") == parts
+
+
+def test_a_pinned_way_runs_where_it_is_a_candidate() -> None:
+    ran: list[tune.Way] = []
+    x, split = torch.empty(125, 8), tune.splits("ieee", 125)[0]
+
+    def run() -> tune.Way:
+        tune.run("linear", x, "ieee", (125, 8, 8), ran.append, lambda: ran.append(tune.LIBRARY), parts=True)
+        return ran[-1]
+
+    for way in (tune.LIBRARY, split, A):
+        with tune.pinned(way):
+            assert run() == way
+    assert run() == tune.tiles(80, "ieee", 125)[0]
+    assert [bool(tune.splits("tf32", rows)) for rows in (6, 33, 512, 513)] == [False, True, True, False]
 
 
 def test_tiles_that_do_not_fit_are_passed_over(tmp_path: Path) -> None:

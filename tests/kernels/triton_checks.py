@@ -25,6 +25,7 @@ from psdrl.kernels.linear_tanh import linear, linear_tanh
 from psdrl.kernels.linear_tanh import reference as linear_reference
 from psdrl.kernels.tanh_dot import reference as dot_reference
 from psdrl.kernels.tanh_dot import tanh_dot
+from psdrl.kernels.weight_step import weight_step_
 
 assert triton_support.interpreted(), "set TRITON_INTERPRET=1"
 
@@ -137,6 +138,62 @@ def test_every_tile(precision: str, rows: int, monkeypatch: pytest.MonkeyPatch) 
             patch.setattr(tune, "tiles", lambda *_, tile=tile: [tile])
             check(precision, linear_tanh, linear_reference.linear_tanh, lambda seed: inputs(seed)[:3])
             check(precision, tanh_dot, dot_reference.tanh_dot, inputs)
+
+
+@pytest.mark.parametrize("way", ["cublas", "parts"])
+def test_other_ways(precision: str, way: str) -> None:
+    """The inner dimension in parts, more of them than it has blocks, and the product by a library."""
+    split = tune.splits(precision, 125)
+    ways = [tune.LIBRARY] if way == "cublas" else [split[0], split[-1]._replace(split=5)]
+    for pin, terms in itertools.product(ways, ("", "b", "bsc")):
+
+        def inputs(seed: int, terms: str = terms) -> list[Tensor | None]:
+            shapes = (66, 97), (131, 97), (131,), (11, 131), (6, 131)
+            x, weight, *optional = draws(precision, *shapes, seed=seed)
+            return [
+                x,
+                weight / 97**0.5,
+                *(t if letter in terms else None for t, letter in zip(optional, "bsc", strict=True)),
+            ]
+
+        with tune.pinned(pin):
+            check(precision, linear_tanh, linear_reference.linear_tanh, inputs)
+            check(precision, linear, linear_reference.linear, lambda seed: inputs(seed)[:3])
+            check(precision, tanh_dot, dot_reference.tanh_dot, dot_inputs(precision, 66))
+            assert torch.equal(linear_tanh(*inputs(0)), linear_tanh(*inputs(0)))
+
+
+@pytest.mark.parametrize(("rows", "units", "inner"), [(5, 16, 67), (70, 66, 132)])
+def test_weight_step(precision: str, rows: int, units: int, inner: int) -> None:
+    """Four steps: the parameters are those of torch.optim.Adam, given the gradient in float64, up to rounding."""
+    weight = torch.nn.Parameter(draws("ieee", (units, inner))[0])
+    mine, first, second, step = weight.detach().clone(), *torch.zeros(2, units, inner), torch.zeros(())
+    adam = torch.optim.Adam([weight], 1e-3, foreach=False)
+    for t in range(4):
+        delta, x = draws(precision, (rows, units), (rows, inner), seed=t)
+        step += 1
+        weight_step_(mine, first, second, step, delta, x, 1e-3, (0.9, 0.999), 1e-8)
+        weight.grad = (delta.double().T @ x.double()).float()
+        adam.step()
+        state = adam.state[weight]
+        pairs = ((first, state["exp_avg"]), (second, state["exp_avg_sq"]), (mine / 1e-3, weight.detach() / 1e-3))
+        for result, expected in pairs:  # weights by how far a step moves them: half an ulp is 1e-4 of it
+            assert error(result, expected.double()) <= 1e-6 * float(expected.abs().max()), t
+
+
+def test_the_check_of_the_weight_step(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It passes; a kernel that does nothing, or forgets what the averages were, is found."""
+    from psdrl.kernels import checks, weight_step
+
+    layer = checks.Call.of("linear_tanh", torch.empty(9, 40, device="meta"), torch.empty(35, 40, device="meta"))
+    mode: Any = "fp32" if precision == "ieee" else precision
+    (finding,) = checks.check_weight_step([layer], torch.device("cpu"), mode)
+    assert finding.problem is None, finding
+    for broken in (lambda *_: None, lambda w, m, v, *rest: weight_step_(w, m.zero_(), v, *rest)):
+        with monkeypatch.context() as patch:
+            patch.setattr(weight_step, "weight_step_", broken)
+            (finding,) = checks.check_weight_step([layer], torch.device("cpu"), mode)
+            assert finding.problem is not None
 
 
 @pytest.mark.parametrize("num_actions", ACTIONS)
@@ -391,7 +448,7 @@ def test_a_launch_that_does_nothing_is_found(monkeypatch: pytest.MonkeyPatch) ->
         def __getitem__(self, grid: Any) -> Callable[..., None]:
             return lambda *args, **options: None
 
-    monkeypatch.setattr(tune, "run", lambda *args: None)
+    monkeypatch.setattr(tune, "run", lambda *args, **options: None)
     monkeypatch.setattr(greedy_kernel, "kernel", Idle())
     monkeypatch.setattr(gru_kernel, "kernel", Idle())
     for states in (1, 50):

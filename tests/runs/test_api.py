@@ -101,7 +101,7 @@ def test_a_batch_resets_where_episodes_begin(trained: psdrl.Agent) -> None:
     assert [bool(h.any()) for h in hidden(policy)] == [True, False, True]
 
 
-@pytest.mark.parametrize("algo", ["psdrl", "bootstrap"])
+@pytest.mark.parametrize("algo", ["psdrl", "bootstrap", "dreamer"])
 def test_epsilon_one_is_random(algo: str) -> None:
     agent = psdrl.Agent(
         psdrl.configure(env="deepsea-4", algo=algo, device="cpu"), make_env(psdrl.configure(env="deepsea-4")).spec

@@ -189,7 +189,7 @@ def test_settings_that_cannot_work_are_refused(name: str, value: float) -> None:
         psdrl.configure(game="Pong", preset="debug", device="cpu", atari={name: value})
 
 
-@pytest.mark.parametrize("algo", ["psdrl", "bootstrap"])
+@pytest.mark.parametrize("algo", ["psdrl", "bootstrap", "dreamer"])
 def test_agents_learn_from_stacks(algo: str) -> None:
     config = psdrl.configure(
         game="Pong",

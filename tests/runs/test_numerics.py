@@ -29,8 +29,12 @@ def poisoned(agent: Any, first: int, last: int) -> None:
         return update(*arguments)
 
     agent.update = counted
-    psdrl_agent = agent.config.algo == "psdrl"
-    weight = agent.models.forward_model.output.weight if psdrl_agent else next(agent.networks.online.parameters())
+    if agent.config.algo == "psdrl":
+        weight = agent.models.forward_model.output.weight
+    else:
+        weight = next(
+            (agent.networks.online if agent.config.algo == "bootstrap" else agent.networks.actor).parameters()
+        )
     weight.register_hook(lambda g: g * float("nan") if first <= tried[0] - 1 < last else g)
 
 
@@ -55,7 +59,7 @@ class Numbers(Callback):
             assert x.equal(self.after[-1][name]), f"{name} was not put back"
 
 
-@pytest.mark.parametrize("algo", ["psdrl", "bootstrap"])
+@pytest.mark.parametrize("algo", ["psdrl", "bootstrap", "dreamer"])
 def test_an_update_with_nan_is_undone_and_training_goes_on(algo: str) -> None:
     often: Any = {"policy": {"update_every": (25,)}} if algo == "psdrl" else {}
     config = psdrl.configure(**SETTINGS, algo=algo, steps=600, **often)
@@ -64,7 +68,9 @@ def test_an_update_with_nan_is_undone_and_training_goes_on(algo: str) -> None:
     poisoned(agent, 2, 2 + REJECTED - 1)
     with pytest.warns(UserWarning, match="is undone"):
         train(agent, env, [log, numbers])
-    assert [phase for phase, _ in numbers.rejected] == [{"psdrl": "forward", "bootstrap": "learning"}[algo]] * 4
+    assert [phase for phase, _ in numbers.rejected] == [
+        {"psdrl": "forward", "bootstrap": "learning", "dreamer": "behaviour"}[algo]
+    ] * 4
     assert "not finite" in numbers.rejected[0][1]
     assert agent.step >= 600
     assert len(numbers.after) > 4

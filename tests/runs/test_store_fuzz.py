@@ -211,7 +211,7 @@ def test_mutated_metrics(count: int, tmp_path: Path) -> None:
 def test_mutated_settings(count: int, tmp_path: Path) -> None:
     rng = random.Random(count)
     path, stored = tmp_path / "config.json", []
-    for algo in ("psdrl", "bootstrap"):
+    for algo in ("psdrl", "bootstrap", "dreamer"):
         write_config(tmp_path, psdrl.configure(env="deepsea-4", device="cpu", algo=algo))
         read_config(tmp_path)
         stored.append(path.read_bytes())
@@ -228,11 +228,11 @@ def test_mutated_settings(count: int, tmp_path: Path) -> None:
     assert min(seen.values()) > count / 20, seen
 
 
-@pytest.mark.parametrize("algo", ["psdrl", "bootstrap"])
+@pytest.mark.parametrize("algo", ["psdrl", "bootstrap", "dreamer"])
 def test_mutated_states_of_real_agents(algo: str, tmp_path: Path) -> None:
     """Signed edits of what the agents of the registry store."""
     config = psdrl.configure(
-        env="deepsea-4", device="cpu", algo=algo, preset="debug" if algo == "psdrl" else "auto", steps=300
+        env="deepsea-4", device="cpu", algo=algo, preset="auto" if algo == "bootstrap" else "debug", steps=300
     )
     env = make_env(config)
     agent = make_agent(config, env.spec)
@@ -257,10 +257,10 @@ def test_mutated_states_of_real_agents(algo: str, tmp_path: Path) -> None:
     assert seen["refused"] > 150, seen
 
 
-@pytest.mark.parametrize("algo", ["psdrl", "bootstrap"])
+@pytest.mark.parametrize("algo", ["psdrl", "bootstrap", "dreamer"])
 def test_moments_of_other_shapes(algo: str) -> None:
     """PyTorch would take them, and fail in the first step."""
-    preset = "debug" if algo == "psdrl" else "auto"
+    preset = "auto" if algo == "bootstrap" else "debug"
     config = psdrl.configure(env="deepsea-4", device="cpu", algo=algo, preset=preset, steps=300)
     env = make_env(config)
     agent = make_agent(config, env.spec)
@@ -268,7 +268,8 @@ def test_moments_of_other_shapes(algo: str) -> None:
     env.close()
     state = copy.deepcopy(agent.state_dict())
     agent.load_state_dict(state)
-    optimiser = state["optimisers"]["forward"] if algo == "psdrl" else state["optimiser"]
+    names = {"psdrl": "forward", "dreamer": "actor"}
+    optimiser = state["optimisers"][names[algo]] if algo in names else state["optimiser"]
     index, entry = next((i, e) for i, e in optimiser["state"].items() if e["exp_avg"].ndim == 2)
     entry["exp_avg"] = entry["exp_avg"].T.contiguous()[:-1]
     with pytest.raises(ValueError, match=f"exp_avg of parameter {index}"):
@@ -282,11 +283,14 @@ def test_moments_of_other_shapes(algo: str) -> None:
         ("psdrl", {"replay": {"capacity": 2**61}}),
         ("psdrl", {"forward": {"units": 10**7}}),
         ("bootstrap", {"replay": {"capacity": 10**16}}),
+        ("dreamer", {"model": {"recurrent": 10**6}}),
     ],
-    ids=["terabytes", "beyond any type", "networks", "bootstrap"],
+    ids=["terabytes", "beyond any type", "networks", "bootstrap", "dreamer"],
 )
 def test_settings_of_absurd_size(algo: str, changes: dict[str, Any], tmp_path: Path) -> None:
-    config = psdrl.configure(env="deepsea-4", device="cpu", algo=algo, preset="debug" if algo == "psdrl" else "auto")
+    config = psdrl.configure(
+        env="deepsea-4", device="cpu", algo=algo, preset="auto" if algo == "bootstrap" else "debug"
+    )
     env = make_env(config)
     agent = make_agent(config, env.spec)
     env.close()

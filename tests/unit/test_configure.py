@@ -18,7 +18,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a number is no switch": ({"compile": 1}, "compile is 1 but must be True or False."),
     "nested type": ({"value": {"units": "3"}}, "value.units is '3' but must be a whole number."),
     "a number for a group": ({"value": 3}, "value is 3 but must be a dict of its settings: layers, units,"),
-    "no such choice": ({"precision": "fp16"}, "precision is 'fp16' but must be 'fp32', 'tf32' or 'bf16'."),
+    "no such choice": ({"precision": "fp16"}, "precision is 'fp16' but must be 'fp32', 'tf32', 'mixed' or 'bf16'."),
     "text in a tuple": ({"autoencoder": {"channels": ["4"]}}, "autoencoder.channels is '4' but must be"),
     "an environment object": ({"env": 3}, "env is 3 but must be a string."),
     "an unknown preset": ({"preset": "contrl"}, "psdrl has no preset 'contrl'; did you mean control?"),

@@ -58,7 +58,7 @@ def filled(config, spec, episodes=(40, 40)):
     return agent
 
 
-EXTRA = {"psdrl": (False,), "bootstrap": ()}
+EXTRA = {"psdrl": (False,), "bootstrap": (), "dreamer": (False,)}
 
 
 def real_flops(agent):
@@ -135,6 +135,21 @@ def test_a_real_step_of_bootstrap_has_the_operations_that_are_counted(spec):
     biases = online.heads.value_bias.numel() + online.heads.advantage_bias.numel()  # not read backward
     assert phase.loops[0].parts[0].weights == 6 * weights(online) - biases
     assert work.updates()[0] == max(config.exploration.random_steps, config.learning.every)
+
+
+@pytest.mark.parametrize("spec", [PONG, EnvSpec("test", "vector", (5,), "float32", 3, "none")])
+def test_a_real_update_of_dreamer_has_the_operations_that_are_counted(spec):
+    name = {"game": "Pong"} if spec is PONG else {"env": "CartPole-v1"}
+    config = configure(algo="dreamer", preset="debug", device="cpu", steps=5000, **name)
+    agent, work = filled(config, spec), workload(config, spec)
+    agent.step = agent.next_update
+    phases = work.update(0)
+    assert real_flops(agent) == {name: phase.total for name, phase in phases.items()}
+    size = weights(agent.networks.actor) + weights(agent.networks.critic)
+    found = phases["behaviour"].loops[0].parts[0].weights
+    assert found > 4 * size, "read forward and backward, the gradients written, and what the model reads besides"
+    assert work.updates()[0] == max(config.exploration.random_steps, config.learning.every)
+    assert work.act(1).times == pytest.approx(1 - 100 / 5000)
 
 
 @pytest.mark.parametrize("features", ["linear", "tanh+inputs"])

@@ -19,6 +19,8 @@ ORDER = (
     ("psdrl.api",),
     ("psdrl",),  # psdrl/__init__.py: what `from psdrl import ...` offers
     ("psdrl.doctor", "psdrl.catalogue", "psdrl.report"),
+    ("psdrl.view", "psdrl.arguments"),
+    ("psdrl.sweep",),
     ("psdrl.cli",),
     ("psdrl.experiments",),
     ("psdrl.train", "psdrl.evaluate"),  # python -m psdrl.train

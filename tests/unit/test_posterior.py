@@ -83,18 +83,22 @@ def test_equation_4_closed_form(name: str) -> None:
     phi, targets = data()
     fitted = posterior(4, 3, VARIANCES[name])
     metrics = fitted.fit(statistics(phi, targets))
-    spreads = []
+    spreads, sizes = [], []
     for j in range(3):
         reward = j == 2
         prior, noise = (prior_reward, noise_reward) if reward else (prior_latent, noise_latent)
         mu, sigma = equation_4(phi, targets[:, j], prior, noise)
         np.testing.assert_allclose(fitted.mean[j].numpy(), mu, rtol=1e-10, err_msg=f"mean of output {j}")
         spreads.append(np.sqrt(np.mean([row @ sigma @ row for row in phi])))
+        sizes.append((np.trace(sigma), np.linalg.slogdet(sigma)[1]))
     assert fitted.mean.dtype == torch.float64
     assert metrics["rows"] == 12
     assert metrics["jitter"] == 0
     assert metrics["sd_latent"] == pytest.approx(spreads[0], rel=1e-9)
     assert metrics["sd_reward"] == pytest.approx(spreads[2], rel=1e-9)
+    for part, j in (("latent", 0), ("reward", 2)):
+        found = float(metrics[f"trace_{part}"]), float(metrics[f"logdet_{part}"])
+        assert found == pytest.approx(sizes[j], rel=1e-9), part
     residuals = targets - phi @ fitted.mean.numpy().T
     assert metrics["residual_latent"] == pytest.approx(np.sqrt((residuals[:, :2] ** 2).mean()), rel=1e-9)
     assert metrics["residual_reward"] == pytest.approx(np.sqrt((residuals[:, 2] ** 2).mean()), rel=1e-9)
@@ -150,11 +154,13 @@ def test_released_rule() -> None:
     """mu = (Phi^T Phi + 100 I)^-1 Phi^T t, w = mu + eps C, C = 1e-3 (Phi^T Phi + 100 I)^-1: covariance C^2."""
     phi, targets = data(rows=200, k=3)
     fitted = posterior(3, 3, VARIANCES["all differ"], rule="released")
-    fitted.fit(statistics(phi, targets))
+    metrics = fitted.fit(statistics(phi, targets))
     inverse = np.linalg.inv(phi.T @ phi + 100 * np.eye(3))
     means = [inverse @ phi.T @ targets[:, j] for j in range(3)]
     np.testing.assert_allclose(fitted.mean.numpy(), np.stack(means), rtol=1e-10)
     scaled = 1e-3 * inverse
+    assert float(metrics["trace_latent"]) == pytest.approx(np.trace(scaled @ scaled), rel=1e-9)
+    assert float(metrics["logdet_reward"]) == pytest.approx(np.linalg.slogdet(scaled @ scaled)[1], rel=1e-9)
     check_draws(draw_many(fitted, 6000), means, [scaled @ scaled] * 3)
 
 

@@ -55,6 +55,8 @@ class BootstrapAgent(Agent):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seeds[1])
             self.networks = Networks(config.network, spec, config.replay.stack).to(self.device)
+        for network in (self.networks.online, self.networks.target, self.networks.prior):
+            network.torso.bf16 = self.execution.precision == "mixed"
         self.evaluation_seed = seeds[2]
         group = config.num_envs // config.env_groups
         schedule = lambda: config.random_share(self.step)  # noqa: E731

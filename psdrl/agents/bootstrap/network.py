@@ -38,13 +38,18 @@ class Torso(nn.Module):
             layers += [nn.Linear(size, units), nn.ReLU()]
             size = units
         self.layers, self.size = nn.Sequential(*layers), size
+        self.bf16 = False  # whether it runs in bfloat16 although the heads do not (--precision mixed)
 
     def forward(self, stacks: Tensor) -> Tensor:
         """Features (n, F) of stacks (n, stack, *shape), in the parameters' type."""
         if self.grid:  # flattened with its channels last
             stacks = stacks.unflatten(2, self.grid).permute(0, 1, 4, 2, 3)
         inputs = stacks.flatten(1, 2)
-        return self.layers(inputs * self.scale if self.scale != 1 else inputs)
+        inputs = inputs * self.scale if self.scale != 1 else inputs
+        if not self.bf16:
+            return self.layers(inputs)
+        with torch.autocast(inputs.device.type, torch.bfloat16):
+            return self.layers(inputs).to(stacks.dtype)
 
 
 class Heads(nn.Module):

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from psdrl.agents.interface import Agent
-from psdrl.agents.psdrl import learning, oracle, planning, posterior, statistics
+from psdrl.agents.psdrl import learning, monitor, oracle, planning, posterior, statistics
 from psdrl.agents.psdrl.acting import Actor
 from psdrl.agents.psdrl.kernel_calls import check_kernels, serving
 from psdrl.agents.psdrl.learning import make_optimisers
@@ -90,6 +90,7 @@ class PsdrlAgent(Agent):
         self.rng = np.random.default_rng(seeds[0])  # batches and new networks
         self.generator = torch.Generator(self.device).manual_seed(seeds[1])  # draws from the posterior
         self.models = self.initialised(lambda: Models(config, spec), seeds[2])
+        self.models.forward_model.flatten()
         group = config.num_envs // config.env_groups
         self.actors = [Actor(self, group, seed) for seed in (seeds[3], *seeds[5:])]  # one per group of environments
         self.evaluation_seed = seeds[4]
@@ -125,7 +126,8 @@ class PsdrlAgent(Agent):
     def update(self, on_phase: Callable[[str], None] = lambda name: None) -> dict[str, float]:
         """Lines 6 to 12: learn the world model, update the posterior, sample a model, plan in it."""
         config, models, optimisers, replay = self.config, self.models, self.optimisers, self.replay
-        path, phase = PATHS[config.update_path], Phases(profiling.device_for(self.device), self.PHASES, on_phase)
+        ranges = self.PHASES | {"monitor": "numbers for the log"}
+        path, phase = PATHS[config.update_path], Phases(profiling.device_for(self.device), ranges, on_phase)
         how = (self.execution,) if config.update_path == "fast" else ()
         compiled = self.execution.compile_seconds()
         with phase("autoencoder"):
@@ -148,10 +150,15 @@ class PsdrlAgent(Agent):
         with phase("value"):
             losses |= self.plan(path, latents, how)  # line 12
         self._check_finite(losses, metrics)
+        seen: monitor.Metrics = {}
+        if self.updates % monitor.EVERY == 0:
+            with phase("monitor"):
+                seen = monitor.look(models, replay, latents, self.model, self.draw(mean=True))
         self.updates += 1
         return (
             {f"loss/{name}": float(loss) for name, loss in losses.items()}
             | {f"posterior/{name}": float(value) for name, value in metrics.items()}
+            | {name: float(value) for name, value in seen.items()}
             | {"train/sequence_length": float(replay.sequence_length(config.replay.length))}
             | {f"time/{name}": seconds for name, seconds in phase.seconds().items()}
             | ({"time/compile": self.execution.compile_seconds() - compiled} if config.compile else {})

@@ -1,7 +1,7 @@
 """The convolutional autoencoder (Eq. 1, Fig. 1a): images to latent states."""
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,9 @@ from psdrl.kernels.convolution import (
     encode_tiles,
     encodes,
     from_tiles,
+    head,
+    shuffles,
+    stem,
     tiles,
     to_tiles,
 )
@@ -103,6 +106,7 @@ class Autoencoder(Encoder):
         stride = forth[0].stride
         tiled = {KERNEL, back[-1].kernel} == {stride} and height % stride == 0
         self.patch = stride if tiled else 0
+        self._blocks = 0 if tiled or not shuffles(self._first, self._last, height) else stride  # see `shuffled`
         self.mean_frame: Tensor
         self.contrast: Tensor
         self.register_buffer("mean_frame", torch.zeros(shape))
@@ -154,8 +158,26 @@ class Autoencoder(Encoder):
             self.patch_offset.copy_(255 * tiles(self.mean_frame[None], self.patch))
             self.patch_gain.copy_(self.contrast / 255)
 
+    @property
+    def _first(self) -> nn.Conv2d:
+        return cast(nn.Conv2d, self.encoder[0])
+
+    @property
+    def _last(self) -> nn.ConvTranspose2d:
+        return cast(nn.ConvTranspose2d, self.decoder[-1])
+
+    def shuffled(self, observations: Tensor) -> bool:
+        """Whether blocks of pixels are the channels at both ends: on a GPU, see `kernels.convolution.shuffled`."""
+        return bool(self._blocks) and observations.is_cuda
+
+    def _encode_blocks(self, blocks: Tensor) -> Tensor:
+        assert self._first.bias is not None
+        return self.encoder[1:](stem(blocks, self._first.weight, self._first.bias, self._blocks))
+
     def latents(self, observations: Tensor) -> Tensor:
         """Latent states z (n, Z) of observations (n, c, 64, 64), not yet scaled."""
+        if self.shuffled(observations):
+            return self._encode_blocks(tiles(self.images(observations), self._blocks))
         if not self.patch:
             return self.encoder(self.images(observations))
         convolutions = [layer for layer in self.encoder if isinstance(layer, nn.Conv2d)]
@@ -168,6 +190,11 @@ class Autoencoder(Encoder):
         """Observations (n, c, 64, 64) as `images` and D(E(.)) of them, the pixels of both in the same order.
 
         Where patches tile the image their order is the patches' own, which saves three copies of every frame."""
+        if self.shuffled(observations):
+            blocks = tiles(self.images(observations), self._blocks)
+            assert self._last.bias is not None
+            x = self.decoder[:-1](self._encode_blocks(blocks))
+            return blocks, head(x, self._last.weight, self._last.bias, self._blocks)
         if not self.patch:
             images = self.images(observations)
             return images, self.decoder(self.encoder(images))
@@ -179,6 +206,12 @@ class Autoencoder(Encoder):
         assert isinstance(last, nn.ConvTranspose2d)
         assert last.bias is not None
         return patches, to_tiles(x, last.weight, last.bias)
+
+    def decode(self, latents: Tensor) -> Tensor:
+        """D(z) (n, c, 64, 64) of latent states (n, Z) as all other networks see them: pixels in [0, 1]."""
+        images = self.decoder(self.unscaled(latents))
+        images = images / self.contrast + self.mean_frame if self.standardise else images
+        return images.clamp(0, 1)
 
     def loss(self, observations: Tensor) -> Tensor:
         """Eq. 1 for observations (n, c, 64, 64): squared error of the reconstruction, averaged over n."""

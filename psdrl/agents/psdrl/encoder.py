@@ -65,6 +65,15 @@ class Encoder(nn.Module, ABC):
         """Latent states (n, Z) as all other networks see them, of those that `latents` gives."""
         return (latents - self.latent_mean) * self.latent_scale if self.standardise else latents
 
+    def decode(self, latents: Tensor) -> Tensor:
+        """Observations (n, ...) of latent states (n, Z) as all other networks see them, for people to look at: pixels
+        in [0, 1], or the numbers of a vector. Nothing else asks for it."""
+        raise NotImplementedError
+
+    def unscaled(self, latents: Tensor) -> Tensor:
+        """The inverse of `scaled`."""
+        return latents / self.latent_scale + self.latent_mean if self.standardise else latents
+
     @torch.no_grad()
     def renew_scale(self, latents: Callable[[], Tensor], world: Scales) -> None:
         """After its training: take the scale from all stored states (n, Z), not yet scaled."""
@@ -93,3 +102,7 @@ class Identity(Encoder):
     def latents(self, observations: Tensor) -> Tensor:
         """The observations, on the networks' device and in their dtype."""
         return observations.to(self.latent_mean)
+
+    def decode(self, latents: Tensor) -> Tensor:
+        """The numbers of the vector."""
+        return self.unscaled(latents)

@@ -16,6 +16,7 @@ from psdrl.agents.registry import configure
 from psdrl.envs.vector import EnvSpec
 from psdrl.kernels import checks
 from psdrl.kernels.checks import posterior as posterior_checks
+from psdrl.runtime.device import is_gpu
 
 HINTS = {
     "kernel": "training replaces it by its fallback, which is slower; report this with --json",
@@ -34,7 +35,7 @@ def examine(device: torch.device, quick: bool, seconds: float) -> Iterator[Resul
 
 def kernels(device: torch.device, quick: bool) -> Iterator[Result]:
     """Every operation against its oracle in every precision: one line per operation with its worst call."""
-    work = [KernelCalls.of(config, spec) for config, spec in workloads(quick)]
+    work = [KernelCalls.of(config, spec, is_gpu(device)) for config, spec in workloads(quick)]
     calls = list(dict.fromkeys(call for run in work for call in run.calls))
     features = sorted({posterior_checks.affordable(run.features) for run in work})
     worst: dict[tuple[str, str, str], checks.Finding] = {}
@@ -43,6 +44,8 @@ def kernels(device: torch.device, quick: bool) -> Iterator[Result]:
             yield Result("kernel", precision, "skipped", reason)
             continue
         # The posterior is float64 in all of them.
+        if precision == "mixed":
+            continue  # its products are tf32
         for finding in checks.check_all(device, precision, calls, features if precision == "fp32" else []):
             key = finding.operation, finding.backend, finding.precision
             if key not in worst or _badness(finding) > _badness(worst[key]):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from psdrl.agents.psdrl.descent import Tapping
 from psdrl.agents.psdrl.networks import TanhLayer, plain_tanh
 from psdrl.agents.psdrl.regression import Statistics
 from psdrl.agents.psdrl.settings import ForwardConfig
@@ -54,6 +55,18 @@ class FlatModel(WorldModel):
         phi = tanh_layer(phi, last.weight, last.bias) if self.tanh_features else last(phi)
         return torch.cat([phi.to(x.dtype), x], 1) if self.with_inputs else phi
 
+    def tapped_layers(self) -> list[nn.Linear]:
+        return [*self.linear_layers(), self.output]
+
+    def tapped(self, x: Tensor, tapping: Tapping) -> Tensor:
+        *hidden_layers, last = self.linear_layers()
+        phi = x
+        for layer in hidden_layers:
+            phi = tapping.tanh(phi, layer.weight, layer.bias)
+        phi = (tapping.tanh if self.tanh_features else tapping.linear)(phi, last.weight, last.bias)
+        phi = torch.cat([phi.to(x.dtype), x], 1) if self.with_inputs else phi
+        return tapping.linear(phi, self.output.weight, self.output.bias)
+
     def predicted(self, features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return F.linear(features, weight, bias)
 
@@ -87,6 +100,15 @@ class Folded(NamedTuple):
     def num_actions(self) -> int:
         """A."""
         return len(self.gru_columns)
+
+    def lowered(self, dtype: torch.dtype) -> "Folded":
+        """With what enters products in this dtype, as autocast would cast it; `gru_actions` is none."""
+        weights = {
+            name: [(w.to(dtype), b.to(dtype)) for w, b in value] if name == "hidden" else value.to(dtype)
+            for name, value in self._asdict().items()
+            if name != "gru_columns"
+        }
+        return self._replace(**weights)
 
     def predict(self, latents: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """[z^, r^] (n A, Z + 1) of all actions, and h' (n A, H), from latent states (n, Z) and hidden states (n, H)."""

@@ -268,6 +268,9 @@ class GridTermination(Termination):
         self.cell_bias = nn.Parameter(torch.zeros(grid.count, config.units))
         self.widest = grid.count * max(grid.seen, config.units)
 
+    def tapped_layers(self) -> list[nn.Linear]:
+        return []
+
     def forward(self, x: Tensor, tanh_layer: TanhLayer = plain_tanh) -> Tensor:
         """(n, Z) -> (n,)."""
         first, *hidden_layers, last = self.linear_layers()

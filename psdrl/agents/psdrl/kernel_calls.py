@@ -13,9 +13,11 @@ from psdrl.agents.psdrl.models import Models
 from psdrl.agents.psdrl.planning import value_gradient
 from psdrl.agents.psdrl.settings import PsdrlConfig
 from psdrl.agents.psdrl.world_model import SampledWorld
+from psdrl.config import Precision
 from psdrl.envs.vector import EnvSpec
 from psdrl.kernels import checks, dispatch, posterior
 from psdrl.kernels.linear_tanh import linear_tanh
+from psdrl.runtime.device import is_gpu
 
 
 class KernelCalls(NamedTuple):
@@ -26,14 +28,15 @@ class KernelCalls(NamedTuple):
 
     @classmethod
     @torch.no_grad()
-    def of(cls, config: PsdrlConfig, spec: EnvSpec) -> "KernelCalls":
+    def of(cls, config: PsdrlConfig, spec: EnvSpec, gpu: bool = False) -> "KernelCalls":
         """The calls of acting, planning and learning, each once."""
+        at_once = config.rows_at_once(gpu)
         with torch.device("meta"), checks.recorded() as calls:
             models = Models(config, spec)
             _act(models, config.num_envs // config.env_groups)
             rows = spec.num_actions * models.forward_model.rows_per_state
-            _plan(models, max(1, config.chunk_rows // rows))
-            _learn(models, config)
+            _plan(models, max(1, at_once // rows))
+            _learn(models, config, at_once)
         return cls(calls, models.forward_model.output.in_features)
 
 
@@ -53,11 +56,11 @@ def _plan(models: Models, states: int) -> None:
     predict(world, models.termination, latents, hidden).planned(models.target)
 
 
-def _learn(models: Models, config: PsdrlConfig) -> None:
+def _learn(models: Models, config: PsdrlConfig, at_once: int) -> None:
     """A window of forward and termination model, a step of the value network, a chunk of the posterior's features."""
     forward_model, batch, latent = models.forward_model, config.replay.batch, models.autoencoder.latent_size
     inputs = forward_model.hidden_size + latent + forward_model.num_actions
-    chunk = max(1, config.chunk_rows // forward_model.rows_per_state)
+    chunk = max(1, at_once // forward_model.rows_per_state)
     for rows in (batch * config.forward.window, chunk):
         forward_model.feature_layers(torch.empty(rows, inputs), linear_tanh)
     models.termination(torch.empty(batch * config.forward.window, latent), linear_tanh)
@@ -67,9 +70,15 @@ def _learn(models: Models, config: PsdrlConfig) -> None:
 
 def check_kernels(config: PsdrlConfig, spec: EnvSpec, device: torch.device) -> list[checks.Finding]:
     """The start-up check of this run on this device: fallbacks take the place of what fails; returns the failures."""
-    calls, features = KernelCalls.of(config, spec)
-    precision = "fp32" if device.type == "cpu" and config.precision == "tf32" else config.precision
-    return checks.start_up(device, precision, calls, features)
+    calls, features = KernelCalls.of(config, spec, is_gpu(device))
+    return checks.start_up(device, of_products(device, config.precision), calls, features)
+
+
+def of_products(device: torch.device, precision: Precision) -> checks.Precision:
+    """How the kernels form products in this precision: tf32 in mixed, float32 on a CPU."""
+    if precision == "bf16":
+        return "bf16"
+    return "fp32" if precision == "fp32" or device.type == "cpu" else "tf32"
 
 
 def serving(device: torch.device) -> str:

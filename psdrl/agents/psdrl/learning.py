@@ -5,13 +5,14 @@ backpropagation the parameters are fixed, so the GRU is scanned first and everyt
 all l * B rows at once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from psdrl.agents.psdrl import descent
 from psdrl.agents.psdrl.deduplicate import counted, firsts
 from psdrl.agents.psdrl.encoder import Encoder
 from psdrl.agents.psdrl.models import Models
@@ -22,8 +23,10 @@ from psdrl.agents.psdrl.world_model import WorldModel
 from psdrl.kernels.linear_tanh import linear_tanh
 from psdrl.kernels.linear_tanh.aten import product
 from psdrl.replay.episodes import Batch, Replay
+from psdrl.runtime.device import is_gpu
 from psdrl.runtime.execution import EAGER, Execution, optimiser_state
 
+CPU_FRAMES, GPU_FRAMES = 256, 2048
 Sampler = Callable[[], Batch]
 Optimisers = dict[str, torch.optim.Optimizer]
 Losses = dict[str, Tensor]
@@ -70,6 +73,20 @@ def gradient_step(optimiser: torch.optim.Optimizer, loss: Tensor) -> None:
     optimiser.step()
 
 
+def descend(
+    optimiser: torch.optim.Optimizer,
+    loss: Tensor,
+    layers: Sequence[nn.Linear],
+    taps: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+) -> None:
+    """The same, where some layers may have taps."""
+    if taps:
+        descent.tapped_step(optimiser, loss, layers, taps, inputs)
+    else:
+        gradient_step(optimiser, loss)
+
+
 def autoencoder_loss(autoencoder: Encoder, observations: Tensor) -> Tensor:
     """Eq. 1, as a function that can be compiled."""
     return autoencoder.loss(observations)
@@ -90,9 +107,10 @@ def train_autoencoder(
     optimiser, loss_of = optimisers["autoencoder"], execution.compiled(autoencoder_loss)
 
     def step(observations: Tensor) -> tuple[Tensor]:
-        with execution.autocast():
-            loss = loss_of(autoencoder, observations)
-        gradient_step(optimiser, loss)
+        with execution.fixed_shapes():
+            with execution.image_autocast():
+                loss = loss_of(autoencoder, observations)
+            gradient_step(optimiser, loss)
         return (loss.detach(),)
 
     run = execution.kept("autoencoder", step, lambda: optimiser_state(autoencoder, optimiser))
@@ -103,15 +121,24 @@ def train_autoencoder(
     return {"autoencoder": torch.stack(losses).mean()} if losses else {}
 
 
+def chunks(slots: Tensor, execution: Execution) -> tuple[Tensor, ...]:
+    """Slots (n,) in chunks to encode. On a CPU 256 frames make 47 MB of activations in the paper's first convolution,
+    and more are no faster. A GPU takes 2,048, and always as many, so that cuDNN meets one shape: the last slot is
+    repeated until the last chunk is full."""
+    size = min(execution.chunk_rows, GPU_FRAMES if is_gpu(execution.device) else CPU_FRAMES)
+    if is_gpu(execution.device) and len(slots):
+        slots = torch.cat([slots, slots[-1:].expand(-len(slots) % size)])
+    return slots.split(size)
+
+
 @torch.no_grad()
 def encode_buffer(models: Models, replay: Replay, execution: Execution = EAGER) -> Tensor:
     """Latent states (slots, Z) of all stored observations, each encoded once. Slots that hold none are left as they
     are: filling MinAtar Freeway's 945 MB takes longer than encoding 10,000 of its states."""
     like = next(models.forward_model.parameters())
     table = like.new_empty(replay.num_slots, models.autoencoder.latent_size)
-    # 256 frames make 47 MB of activations in the paper's first convolution; more are no faster.
-    for slots in replay.stored_slots().split(min(execution.chunk_rows, 256)):
-        with execution.autocast():
+    for slots in chunks(replay.stored_slots(), execution):
+        with execution.fixed_shapes(), execution.image_autocast():
             latents = models.autoencoder.latents(replay.frames(slots))
         table[slots] = latents.to(table)
     models.autoencoder.rescale_(table, replay.stored_slots(), models.forward_model)
@@ -143,29 +170,46 @@ def fused_tanh(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def window_loss(
-    model: WorldModel, latents: Tensor, actions: Tensor, rewards: Tensor, hidden: Tensor, share: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Eq. 2 over a window: z (l + 1, B, Z), a and r (l, B), h_0 (B, H) -> the loss, h_l (B, H), z^' (l B, Z).
+    model: WorldModel,
+    latents: Tensor,
+    actions: Tensor,
+    rewards: Tensor,
+    hidden: Tensor,
+    share: Tensor | None = None,
+    taps: Sequence[Tensor] = (),
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    """Eq. 2 over a window: z (l + 1, B, Z), a and r (l, B), h_0 (B, H) -> the loss, h_l (B, H), z^' (l B, Z), and what
+    enters the layers that have `taps`.
 
     `share` (l B,): of each transition in the mean, 1 / (l B) if not given."""
     following = latents[1:].flatten(0, 1)
     inputs = torch.cat([latents[:-1], one_hot(actions, model.num_actions, latents)], 2)
     states = model.scan(inputs, hidden)
-    features = model.feature_layers(torch.cat([states, inputs], 2).flatten(0, 1), fused_tanh)
+    x, tapping = torch.cat([states, inputs], 2).flatten(0, 1), descent.Tapping(taps)
     target = torch.cat([following, rewards.reshape(-1, 1).to(following)], 1)
-    prediction = model.predicted(features, model.output.weight, model.output.bias)
+    if taps:
+        prediction = model.tapped(x, tapping)
+    else:
+        prediction = model.predicted(model.feature_layers(x, fused_tanh), model.output.weight, model.output.bias)
     following_states, last = prediction[:, :-1].detach(), states[-1].detach()
     if share is not None:  # the loss is a mean of squares
         root = (share * len(share)).sqrt()[:, None]
         prediction, target = prediction * root, target * root
-    return model.loss(prediction, target), last, following_states
+    return model.loss(prediction, target), last, following_states, tapping.inputs
 
 
 def termination_loss(
-    termination: Termination, following: Tensor, ends: Tensor, predicted: Tensor | None, share: Tensor | None = None
-) -> Tensor:
-    """Eq. 3, as a function that can be compiled; `share` as in `window_loss`."""
-    return termination.loss(following, ends, predicted, fused_tanh, share)
+    termination: Termination,
+    following: Tensor,
+    ends: Tensor,
+    predicted: Tensor | None,
+    share: Tensor | None = None,
+    taps: Sequence[Tensor] = (),
+) -> tuple[Tensor, list[Tensor]]:
+    """Eq. 3, as a function that can be compiled; `share` and `taps` as in `window_loss`."""
+    tapping = descent.Tapping(taps)
+    loss = termination.loss(following, ends, predicted, tapping.tanh if taps else fused_tanh, share)
+    return loss, tapping.inputs
 
 
 def merged(z: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
@@ -190,10 +234,14 @@ def train_forward(
     forward_model, termination = models.forward_model, models.termination
     loss_of, termination_loss_of = execution.compiled(window_loss), execution.compiled(termination_loss)
 
+    one_pass = descent.in_one_pass(execution.device)
+    layers, end_layers = (m.tapped_layers() if one_pass else [] for m in (forward_model, termination))
+
     def learn_ends(following: Tensor, ends: Tensor, predicted: Tensor | None, share: Tensor | None) -> Tensor:
+        taps = descent.make_taps(end_layers, len(ends) * (2 if predicted is not None else 1), execution.made(following))
         with execution.autocast():
-            loss = termination_loss_of(termination, following, ends, predicted, share)
-        gradient_step(optimisers["termination"], loss)
+            loss, inputs = termination_loss_of(termination, following, ends, predicted, share, taps)
+        descend(optimisers["termination"], loss, end_layers, taps, inputs)
         return loss.detach()
 
     def step(
@@ -204,9 +252,10 @@ def train_forward(
             beside, join = execution.beside()  # the two networks share nothing but the latent states
             with beside:
                 ended = learn_ends(following, ends, None, share)
+        taps = descent.make_taps(layers, actions.numel(), execution.made(z))
         with execution.autocast():
-            loss, hidden, prediction = loss_of(forward_model, z, actions, rewards, hidden, share)
-        gradient_step(optimisers["forward"], loss)
+            loss, hidden, prediction, inputs = loss_of(forward_model, z, actions, rewards, hidden, share, taps)
+        descend(optimisers["forward"], loss, layers, taps, inputs)
         if termination.predicted:
             ended = learn_ends(following, ends, prediction, share)
         else:

@@ -1,6 +1,6 @@
 """What a world model's memory means for the stored states: which hidden states they have, which need predictions."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from psdrl.agents.psdrl.deduplicate import firsts
 from psdrl.agents.psdrl.networks import one_hot
-from psdrl.replay.episodes import Replay
+from psdrl.replay.episodes import Episode, Replay
 
 if TYPE_CHECKING:
     from psdrl.agents.psdrl.world_model import WorldModel
@@ -39,12 +39,15 @@ class Stretch(NamedTuple):
 
 
 @torch.no_grad()
-def walk(model: "WorldModel", replay: Replay, latents: Tensor, chunk_rows: int) -> Iterator[Stretch]:
-    """All stored episodes from their start, h_0 = 0, in stretches of at most `chunk_rows` rows (at least one step).
+def walk(
+    model: "WorldModel", replay: Replay, latents: Tensor, chunk_rows: int, some: Iterable[Episode] | None = None
+) -> Iterator[Stretch]:
+    """All stored episodes, or some, from their start, h_0 = 0, in stretches of at most `chunk_rows` rows (at least one
+    step).
 
     Episodes are packed by length (longest first), so nothing is padded; each stretch is a packed GRU scan.
     """
-    episodes = sorted(replay.episodes, key=lambda episode: -episode.length)
+    episodes = sorted(replay.episodes if some is None else some, key=lambda episode: -episode.length)
     starts = torch.tensor([episode.start for episode in episodes])
     lengths = np.array([episode.length for episode in episodes])
     active = len(episodes) - np.searchsorted(lengths[::-1], np.arange(lengths[0]), side="right")  # per time step
@@ -80,6 +83,15 @@ class Memory:
             table[stretch.slots] = stretch.hidden
         return table
 
+    def states(
+        self, model: "WorldModel", replay: Replay, latents: Tensor, some: list[Episode]
+    ) -> tuple[Tensor, Tensor]:
+        """The slots (n,) of these episodes' transitions, and h_t (n, H) there, as playing led to them."""
+        rows = sum(episode.length for episode in some)
+        parts = [(stretch.slots, stretch.hidden) for stretch in walk(model, replay, latents, rows, some)]
+        slots, hidden = (torch.cat(part) for part in zip(*parts, strict=True))
+        return slots, hidden
+
     def distinct(self, latents: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Of states at slots (n,) with the h of their episodes: slots (m,) that suffice to predict from, and which of
         these (n,) each is."""
@@ -111,6 +123,12 @@ class Memoryless(Memory):
 
     def hidden_states(self, model: "WorldModel", replay: Replay, latents: Tensor, rows: int) -> Tensor:
         return model.no_hidden(replay.num_slots)
+
+    def states(
+        self, model: "WorldModel", replay: Replay, latents: Tensor, some: list[Episode]
+    ) -> tuple[Tensor, Tensor]:
+        slots = torch.cat([torch.arange(e.start, e.start + e.length) for e in some]).to(replay.device)
+        return slots % replay.num_slots, model.no_hidden(len(slots))
 
     def distinct(self, latents: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
         kept, place = firsts(latents, slots).unique(return_inverse=True)

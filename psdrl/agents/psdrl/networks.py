@@ -38,6 +38,10 @@ class TanhNet(nn.Module):
         """The layers, the output layer last."""
         return cast(list[nn.Linear], list(self.layers))
 
+    def tapped_layers(self) -> list[nn.Linear]:
+        """Those whose gradient and step may be one kernel (`descent`): all that `tanh_layer` computes."""
+        return self.linear_layers()[:-1]
+
     def forward(self, x: Tensor, tanh_layer: TanhLayer = plain_tanh) -> Tensor:
         """(n, inputs) -> (n,)."""
         *hidden_layers, last = self.linear_layers()

@@ -1,5 +1,6 @@
 """Uncertainty model: Bayesian linear regression from features to [z', r] (Eq. 4), in float64."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,9 +82,10 @@ class Posterior:
         metrics: Metrics = {"rows": data.rows, "jitter": jitter.max()}
         for g, group in enumerate(self.groups):
             # Mean predictive variance on the data, trace(Sigma G) / N, where G = noise (Sigma^-1 - ridge I).
-            ridge = 1 / group.prior + jitter[g]
-            trace = self.noises[g] * (self.mean.shape[1] - ridge * inverse_norm(self.factors[g]))
+            ridge, total = 1 / group.prior + jitter[g], inverse_norm(self.factors[g])
+            trace = self.noises[g] * (self.mean.shape[1] - ridge * total)
             metrics |= self._named(g, data, self.noises[g] * ridge, trace)
+            metrics |= self._sized(g, total, -2 * self.factors[g].diagonal().log().sum())
         return metrics
 
     def _regress(self, data: Statistics) -> Tensor:
@@ -113,21 +115,36 @@ class Posterior:
         metrics: Metrics = {"rows": data.rows, "jitter": jitter.max()}
         for g, covariance in enumerate(self.factors):
             # trace(C G C) with C = scale A^-1 and G = A - ridge I.
-            trace = scale * covariance.trace() - (ridge + jitter[g]) * covariance.square().sum()
+            total = covariance.square().sum()
+            trace = scale * covariance.trace() - (ridge + jitter[g]) * total
             metrics |= self._named(g, data, ridge + jitter[g], trace)
+            # Draws mu + eps C have the covariance C C; C = scale (L L^T)^-1.
+            root = math.log(scale) - 2 * factors[g].diagonal().log()
+            metrics |= self._sized(g, total, 2 * root.sum())
         return metrics
 
     def _named(self, g: int, data: Statistics, ridge: Tensor, trace: Tensor) -> Metrics:
         """Predictive standard deviation and root mean squared residual, for latents and reward."""
         last, rows = len(self.mean) - 1, max(1, data.rows_of(g))
         spread = (trace / rows).clamp(min=0).sqrt() if data.rows else 0.0
-        outputs, residual = self.groups[g].outputs, self._residuals(g, data, ridge)
-        metrics: Metrics = {}
-        if outputs.start == 0 and last > 0:
-            metrics |= {"sd_latent": spread, "residual_latent": residual[:last].mean().sqrt()}
-        if outputs.stop == last + 1:
-            metrics |= {"sd_reward": spread, "residual_reward": residual[-1].sqrt()}
-        return metrics
+        residual = self._residuals(g, data, ridge)
+        found = {"latent": residual[:last].mean().sqrt(), "reward": residual[-1].sqrt()}
+        return {
+            name: value
+            for part in self._parts(g)
+            for name, value in ((f"sd_{part}", spread), (f"residual_{part}", found[part]))
+        }
+
+    def _sized(self, g: int, trace: Tensor, logdet: Tensor) -> Metrics:
+        """Trace and log-determinant of the covariance (k, k) of an output's weights."""
+        return {
+            f"{name}_{part}": value for part in self._parts(g) for name, value in (("trace", trace), ("logdet", logdet))
+        }
+
+    def _parts(self, g: int) -> list[str]:
+        """Whether a group has latent states, the reward, or both."""
+        outputs, last = self.groups[g].outputs, len(self.mean) - 1
+        return ["latent"] * (outputs.start == 0 and last > 0) + ["reward"] * (outputs.stop == last + 1)
 
     @torch.no_grad()
     def draw(self, generator: torch.Generator) -> Tensor:

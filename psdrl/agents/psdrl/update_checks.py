@@ -30,13 +30,14 @@ MODES: dict[str, dict[str, bool]] = {
     "graphs": {"cuda_graphs": True},
     "compile and graphs": {"compile": True, "cuda_graphs": True},
 }
-PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "bf16")
+PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "mixed", "bf16")
 FLOAT32 = 1e-4  # of the way; fast and plain path on a CPU: up to 2.4e-6 (seeds 0 to 2)
 MOST = 0.25  # of the way, whatever the emulation says
 SEEDS = (0, 1, 2)  # of the emulation: its distances vary tenfold, and the largest counts
 EMULATIONS = {
     "tf32": (lambda: Emulated(to_tf32, torch.float32), lambda: Emulated(cut_to_tf32, torch.float32)),
     "bf16": (lambda: Emulated(to_bf16, torch.float32, torch.bfloat16),),
+    "mixed": (lambda: Emulated(to_bf16, torch.float32, torch.bfloat16),),  # an upper bound: half of it is tf32
 }
 
 
@@ -65,8 +66,8 @@ class Comparison(NamedTuple):
 
 def impossible(device: torch.device, precision: Precision) -> str | None:
     """Why this precision cannot be checked on this device; None: it can."""
-    if device.type == "cpu" and precision == "tf32":
-        return "a CPU computes tf32 in fp32"
+    if device.type == "cpu" and precision in ("tf32", "mixed"):
+        return f"a CPU computes {precision} in fp32"
     return bf16_on_cpu() if device.type == "cpu" and precision == "bf16" else None
 
 

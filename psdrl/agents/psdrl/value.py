@@ -2,7 +2,7 @@
 minimum counts, a share of random actions in the targets, averaged target networks."""
 
 from collections.abc import Callable, Iterable
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from psdrl.agents.psdrl.networks import TanhNet
 from psdrl.agents.psdrl.settings import ValueConfig
 from psdrl.kernels.greedy import best_return, greedy_action, one_step_returns
 
+T = TypeVar("T")
 THRESHOLD = 0.5  # omega from which a state is taken for absorbing [paper, Eq. 7]
 
 
@@ -42,7 +43,7 @@ class MinEnsemble(nn.ModuleList):
         errors = torch.stack([network(states) - targets for network in self])
         return errors.square().mean(1)
 
-    def each(self, step: Callable[..., Tensor], *arguments: Tensor) -> list[Tensor]:
+    def each(self, step: Callable[..., T], *arguments: Tensor) -> list[T]:
         """What `step` makes of each network and the arguments."""
         return [step(network, *arguments) for network in self.networks()]
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from psdrl.agents.psdrl.descent import Tapping
 from psdrl.agents.psdrl.memory import Memory, Memoryless
 from psdrl.agents.psdrl.networks import TanhLayer, one_hot, plain_tanh
 from psdrl.agents.psdrl.regression import Statistics
@@ -63,6 +64,14 @@ class WorldModel(nn.Module, ABC):
     def widest(self) -> int:
         """Numbers that the widest layer holds of a state and action, if that is more than a row; for the cost model."""
         return 0
+
+    def tapped_layers(self) -> list[nn.Linear]:
+        """Layers whose gradient and step may be one kernel (`descent`), in the order in which `tapped` asks them."""
+        return []
+
+    def tapped(self, x: Tensor, tapping: Tapping) -> Tensor:
+        """The prediction [z', r] (n, Z + 1) with the trained output layer from x = [h', z, onehot(a)], by these."""
+        raise NotImplementedError
 
     @abstractmethod
     def feature_layers(self, x: Tensor, tanh_layer: TanhLayer = plain_tanh) -> Any:
@@ -118,6 +127,18 @@ class WorldModel(nn.Module, ABC):
     def next_hidden(self, latents: Tensor, actions: Tensor, hidden: Tensor) -> Tensor:
         """h' (n, H) after actions (n,) in z (n, Z) with h (n, H)."""
         return self.gru(torch.cat([latents, one_hot(actions, self.num_actions, latents)], 1), hidden)
+
+    @torch.no_grad()
+    def flatten(self) -> None:
+        """On a GPU, put the GRU's parameters into one piece of memory as cuDNN wants them, before anything keeps their
+        addresses; else it copies all of them in every scan (21 MB at the paper's sizes)."""
+        gru = self.gru
+        weights = [gru.weight_ih, gru.weight_hh, gru.bias_ih, gru.bias_hh]
+        if gru.weight_ih.is_cuda and torch.backends.cudnn.is_acceptable(gru.weight_ih):
+            cudnn_gru = 3  # its number among cuDNN's kinds of recurrent networks
+            torch._cudnn_rnn_flatten_weight(
+                weights, len(weights), gru.input_size, cudnn_gru, gru.hidden_size, 0, 1, False, False
+            )
 
     def scan(self, inputs: Tensor, hidden: Tensor, batch_sizes: Tensor | None = None) -> Tensor:
         """The GRU over time: inputs [z, onehot(a)] (T, B, Z + A) and h_0 (B, H) -> h_1 ... h_T (T, B, H).

@@ -1,0 +1,1 @@
+"""Successor Uncertainties (Janz et al. 2019): the paper's baseline SU."""

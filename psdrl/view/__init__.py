@@ -1,0 +1,1 @@
+"""`psdrl view`: what a run's models foresee, drawn beside what happened."""
