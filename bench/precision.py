@@ -51,6 +51,10 @@ class Options:
     """Updates before measuring, on random frames."""
     transitions: int = 1000
     """Transitions in the buffer."""
+    batch: int = 0
+    """Sequences in a batch, instead of the preset's: the paper's updates take a CPU hours."""
+    length: int = 0
+    """Steps of a sequence, instead of the preset's."""
     draws: int = 5
     """Models drawn for the spread."""
 
@@ -59,6 +63,8 @@ def main() -> None:
     """Print the errors as JSON."""
     options = tyro.cli(Options, prog="bench.precision")
     settings: dict[str, Any] = {"posterior": PosteriorConfig()} if options.variances == "paper" else {}
+    sizes = {name: getattr(options, name) for name in ("batch", "length") if getattr(options, name)}
+    settings |= {"replay": sizes} if sizes else {}
     agent = make_agent(options.preset, 6, options.transitions, "fast", precision="fp32", **settings)
     for _ in range(options.updates):
         agent.update()

@@ -37,6 +37,8 @@ TORCH_LIBRARY(psdrl, m) {
   // gram (k, k) += weight features^T features, lower triangle; cross (k, o) += weight features^T targets.
   m.def(
       "gram_accumulate_(Tensor(a!) gram, Tensor(b!) cross, Tensor features, Tensor targets, float weight=1.0) -> ()");
+  // The same on a CPU without BLAS.
+  m.def("gram_registers_(Tensor(a!) gram, Tensor(b!) cross, Tensor features, Tensor targets, float weight=1.0) -> ()");
   // Lower Cholesky factors (g, k, k) of I / prior + gram / noise + jitter I; jitter (g,); info (g,) int32: 0, or -1
   // for input that is not finite, or the order of the leading minor that stayed indefinite after all attempts.
   // On CUDA more than one attempt reads info between attempts (a synchronisation); one attempt can be captured.
@@ -73,7 +75,7 @@ void refuse_gradients(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 
 TORCH_LIBRARY_IMPL(psdrl, Autograd, m) {
   for (const char* name : {"linear_rows", "tanh_net_rows", "tanh_net_steps_", "gru_actions_rows", "bias_tanh_",
-                           "encode_tiles", "gram_accumulate_", "posterior_factor", "posterior_mean", "posterior_sample"}) {
+                           "encode_tiles", "gram_accumulate_", "gram_registers_", "posterior_factor", "posterior_mean", "posterior_sample"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse_gradients>());
   }
 }

@@ -5,6 +5,7 @@ from functools import cache
 
 import torch
 
+NEWEST = "gram_registers_"  # of its operations
 HOW = "build it with: pip install --no-build-isolation --no-deps -e ."
 
 
@@ -17,6 +18,8 @@ def missing() -> str | None:
         return f"the C++ extension psdrl._C is not built ({HOW})"
     except (ImportError, OSError) as error:  # built for another torch or another machine
         return f"the C++ extension psdrl._C does not load ({error}; {HOW})"
+    if not hasattr(torch.ops.psdrl, NEWEST):
+        return f"the C++ extension psdrl._C was built from older sources ({HOW})"
     return None
 
 

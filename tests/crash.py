@@ -26,6 +26,8 @@ RUNS = {  # name -> flags; each has updates, episodes' ends, evaluations and che
     "--num-envs 4 --env-groups 2 --checkpoint-every 61 --forward.iterations 20 --value.iterations 20",
     "bootstrap, deepsea-8, 2 environments": f"--algo bootstrap --env deepsea-8 {SMALL} --steps 2500 --eval-every 600 "
     "--num-envs 2 --checkpoint-every 173",
+    "successor, deepsea-8, 2 environments": f"--algo successor --env deepsea-8 {SMALL} --steps 2000 --eval-every 600 "
+    "--num-envs 2 --checkpoint-every 173 --network.features 32",
     "fresh-value, deepsea-8, 1 environment": f"--algo fresh-value --env deepsea-8 {SMALL} --steps 600 --eval-every 200 "
     "--checkpoint-every 71",
     "egreedy-exploit, deepsea-8, 3 environments": f"--algo egreedy-exploit --env deepsea-8 {SMALL} --steps 900 "

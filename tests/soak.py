@@ -47,7 +47,7 @@ def soak(algo: str, updates: int = UPDATES) -> tuple[Watch, bool]:
 def main() -> int:
     """Figures of all agents; exit code 1 if anything grows."""
     flat = True
-    for algo in ("psdrl", "bootstrap", "dreamer"):
+    for algo in ("psdrl", "bootstrap", "successor", "dreamer"):
         watch, held = soak(algo)
         marks = [watch.bytes[i * (len(watch.bytes) - 1) // 4] / 1e6 for i in range(5)]
         shown = ", ".join(f"{mark:.1f}" for mark in marks)

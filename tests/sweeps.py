@@ -87,9 +87,10 @@ def until(asked: Callable[[], Any], process: subprocess.Popen[bytes], seconds: f
 
 
 def in_the_middle(out: Path, steps: int = 2500) -> tuple[int, Path] | None:
-    """A process that trains, has saved and has not come far, with its run directory."""
+    """A process that trains, has saved and has not come far, with its run directory; the sweep has its checkpoint."""
     for pid, run in trainers(out).items():
-        saved = [int(path.name.split("-")[1]) for path in run.glob("checkpoint-*")]
+        home = out.joinpath(*run.parts[-4:])
+        saved = [int(path.name.split("-")[1]) for path in home.glob("checkpoint-*")]
         if saved and max(saved) < 0.7 * steps:
             return pid, run
     return None

@@ -108,7 +108,7 @@ def _errors(call: Call, rows: set[int], truth: Truth, device: torch.device, prec
         ways += [(served, n) for n in sorted(rows)]  # the way that an earlier run found to be the fastest
         if call.entry.product:
             mode = tune.precision(torch.bfloat16 if precision == "bf16" else torch.float32)
-            ways += [(served, way) for way in (tune.LIBRARY, *tune.splits(mode, call.rows)[:1])]
+            ways += [(served, tune.LIBRARY), *((served, tile) for tile in tune.splits(mode, call.rows)[:1])]
     if call.operation == "tanh_dot" and precision != "bf16" and in_one_call(call.rows, device):
         ways.append((_as_network, None))
     for turn, (function, known) in enumerate(ways):

@@ -20,8 +20,8 @@ def check_weight_step(calls: Iterable[Call], device: torch.device, precision: Pr
     if not weight_step.serves(device):
         return
     weights = (call.arguments[1] for call in calls if call.operation == "linear_tanh")
-    for shape in dict.fromkeys(w.shape for w in weights if isinstance(w, Argument)):
-        yield _check(*shape, device, precision)
+    for units, inner in dict.fromkeys(w.shape for w in weights if isinstance(w, Argument)):
+        yield _check(units, inner, device, precision)
 
 
 def _inputs(units: int, inner: int, precision: Precision) -> list[Tensor]:

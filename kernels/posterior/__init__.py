@@ -8,11 +8,14 @@ signature; `unavailable` says why. No gradients: asking for one is an error.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from psdrl.kernels import choice
+from psdrl.kernels.linear_tanh.aten import chosen_here
 from psdrl.kernels.posterior import reference
 from psdrl.kernels.posterior.native import unavailable
 
@@ -24,8 +27,18 @@ def _implementation(like: Tensor) -> Any:
 
 
 def gram_accumulate_(gram: Tensor, cross: Tensor, features: Tensor, targets: Tensor, weight: float = 1.0) -> None:
-    """gram (k, k) += weight Phi^T Phi (lower triangle), cross (k, o) += weight Phi^T T; see `reference`."""
-    _implementation(gram).gram_accumulate_(gram, cross, features, targets, weight)
+    """gram (k, k) += weight Phi^T Phi (lower triangle), cross (k, o) += weight Phi^T T; see `reference`. On a CPU by
+    panels of BLAS or in registers, whichever is faster there."""
+    functions = _implementation(gram)
+    if functions is reference or not chosen_here(features) or not targets.numel():
+        return functions.gram_accumulate_(gram, cross, features, targets, weight)
+    by = {"csrc": torch.ops.psdrl.gram_registers_, "aten": torch.ops.psdrl.gram_accumulate_}
+
+    def candidates() -> choice.Candidates:
+        rows = (torch.zeros_like(gram), torch.zeros_like(cross), features, targets)
+        return {name: partial(function, *rows) for name, function in by.items()}
+
+    by[choice.choose("gram", features, targets.T, candidates)](gram, cross, features, targets, weight)
 
 
 def posterior_factor(

@@ -48,6 +48,7 @@ def has_kernel(operation: str, key: str) -> bool:
 def _register_fakes() -> None:
     """Shapes and dtypes without data."""
 
+    @torch.library.register_fake("psdrl::gram_registers_")
     @torch.library.register_fake("psdrl::gram_accumulate_")
     def gram_accumulate_(gram: Tensor, cross: Tensor, features: Tensor, targets: Tensor, weight: float = 1.0) -> None:
         return None

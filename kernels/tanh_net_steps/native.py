@@ -1,11 +1,14 @@
 """The same by csrc/, for float32 on a CPU. No gradients are left behind: Adam uses them up."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from psdrl.kernels import choice
 from psdrl.kernels.extension import missing
+from psdrl.kernels.linear_tanh.aten import chosen_here
 
 NATIVE = missing() is None
 
@@ -16,13 +19,35 @@ if NATIVE:
         return states.new_empty(len(states), lists[4])
 
 
-def serves(states: Tensor, optimiser: torch.optim.Optimizer) -> bool:
-    """Whether `tanh_net_steps_` takes this optimiser's steps on such states."""
-    if not (NATIVE and states.is_cpu and states.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")):
+CACHE = 2**18  # numbers of a weight that a core's cache holds; only a guess for runs that measure nothing
+
+
+def possible(states: Tensor, optimiser: torch.optim.Optimizer) -> bool:
+    """Whether `tanh_net_steps_` can take this optimiser's steps on such states (n, B, D)."""
+    if not (NATIVE and states.numel() and chosen_here(states)) or torch.compiler.is_compiling():
         return False
     plain = isinstance(optimiser, torch.optim.Adam) and len(optimiser.param_groups) == 1
     group = optimiser.param_groups[0]
     return plain and not (group["weight_decay"] or group["amsgrad"] or group["maximize"])
+
+
+def serves(states: Tensor, parameters: list[Tensor], networks: int, loop: Callable[[], object]) -> bool:
+    """Whether it is faster than `loop()`, a step of one network on one batch by other means, which changes nothing
+    but gradients; Adam's own step is added to it."""
+    widest = max(parameters, key=Tensor.numel)
+
+    def candidates() -> choice.Candidates:
+        copies = [p.detach().clone().requires_grad_() for p in parameters[: len(parameters) // networks]]
+        optimiser = torch.optim.Adam(copies, 0.0, fused=True)
+        for p in copies:
+            p.grad = torch.zeros_like(p)
+        optimiser.step()  # makes its numbers
+        one = states[:1], torch.zeros(states.shape[:2])[:1], optimiser, copies, 1
+        steps = {"csrc": lambda: tanh_net_steps_(*one), "aten": lambda: (loop(), optimiser.step())}
+        return steps if widest.numel() <= CACHE else dict(reversed(steps.items()))
+
+    depth = len(parameters) // (2 * networks)
+    return choice.choose(f"steps of {depth}", states[0], widest, candidates) == "csrc"
 
 
 def tanh_net_steps_(

@@ -2,42 +2,91 @@
 
 import time
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import nn
 
 from psdrl.config import Precision
-from psdrl.runtime.work import KERNELS, Device, Trial
+from psdrl.cost.assumptions import BEFORE, BYTES_PER_SECOND, PEAK, assumed
+from psdrl.runtime.graphs import Captured, Cuda
+from psdrl.runtime.work import KERNELS, Device, Measures, Trial
 
-# Data sheets (dense): A100 SXM 40 GB, H100 SXM; float64 on tensor cores. Nobody here has measured either device.
-_PEAK = {
-    "a100": {"fp32": 19.5e12, "tf32": 156e12, "bf16": 312e12},
-    "h100": {"fp32": 67e12, "tf32": 495e12, "bf16": 989e12},
-}
-_PEAK64 = {"a100": 19.5e12, "h100": 67e12}
-_BANDWIDTH = {"a100": 1.555e12, "h100": 3.35e12}
-GPUS = tuple(_PEAK)
-# Assumptions. REACHED of the peak in products of thousands of rows: ordinary cores are easier to feed than tensor ones,
-# and rows of 2292 bfloat16 are aligned to 8 bytes, not to the 16 that the fastest kernels want. Gradient steps reach
-# 0.7 of that: 125 rows of 2292 units are 72 tiles of 64 x 64 for the A100's 108 multiprocessors. Convolutions of 1 to
-# 384 channels reach 0.6 of it. A launch from Python takes 4 us, and a GPU needs a tenth of that between two kernels,
-# which is what CUDA graphs leave.
-REACHED = {"fp32": 0.8, "tf32": 0.5, "bf16": 0.35}
-REACHED64 = 0.5
-GRADIENT, CONVOLUTION = 0.7, 0.6
-BANDWIDTH = 0.8
-LAUNCH = 4e-6
-GAP = 0.1 * LAUNCH
-LATENCY = 2e-5
+FASTER = Measures()
 
 
-def data_sheet(name: str, precision: Precision = "tf32", graphs: bool = False, reached: float = 0.0) -> Device:
+def fraction(name: str, measures: Measures) -> float:
+    """An assumption, as it was before the measures that are not taken."""
+    taken = {"products tf32": measures.library, "gradient": measures.parts, "products fp64": measures.counted}
+    before = not taken.get(name, measures.blocks)
+    return BEFORE[name] if before and name in BEFORE else assumed(name)
+
+
+def data_sheet(
+    name: str, precision: Precision = "tf32", graphs: bool = False, reached: float = 0.0, measures: Measures = FASTER
+) -> Device:
     """A device from its data sheet: a prediction; `reached` of the peak, or what is assumed for the precision."""
-    rate = (reached or REACHED[precision]) * _PEAK[name][precision]
+    peak = PEAK[name]
+    products: Literal["fp32", "tf32", "bf16"] = "tf32" if precision == "mixed" else precision
+    rate = (reached or fraction(f"products {products}", measures)) * peak[products]
+    convolution = 0.6 * rate  # of ordinary cores
+    if products != "fp32":
+        images: Literal["tf32", "bf16"] = "tf32" if precision == "tf32" else "bf16"
+        convolution = fraction(f"convolutions {images}", measures) * peak[images]
     return Device(
-        name, rate, GRADIENT * rate, CONVOLUTION * rate, REACHED64 * _PEAK64[name], BANDWIDTH * _BANDWIDTH[name],
-        LAUNCH, measured=False, item=2 if precision == "bf16" else 4, gap=GAP, graphs=graphs, latency=LATENCY,
+        name, rate, fraction("gradient", measures) * rate, convolution,
+        fraction("products fp64", measures) * peak["fp64"],
+        assumed("bandwidth") * BYTES_PER_SECOND[name], assumed("launch"), measured=False,
+        item=2 if precision == "bf16" else 4, gap=assumed("gap"), graphs=graphs, latency=assumed("latency"),
+        image_item=2 if precision in ("mixed", "bf16") else 4,
     )  # fmt: skip
+
+
+def calibrated(
+    device: torch.device, trials: dict[str, Trial], precision: Precision = "tf32", graphs: bool = True
+) -> Device:
+    """A GPU with rates measured on it now; without a GPU's graphs a launch is the gap. The CPU may stand for one."""
+    waits = (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else lambda: None
+
+    def seconds(call: Callable[[], object]) -> float:
+        def waited() -> None:
+            call()
+            waits()
+
+        waited()  # compiles, chooses, measures its own
+        return best(waited)
+
+    one, many = torch.zeros(8, device=device), 200
+
+    def launches() -> None:
+        for _ in range(many):
+            one.add_(1.0)
+
+    launch = seconds(launches) / many
+    gap = seconds(_replayed(device, launches)) / many if device.type == "cuda" and graphs else launch
+    size = 1 << (28 if device.type == "cuda" else 24)
+    source, target = torch.zeros(size // 4, device=device), torch.zeros(size // 4, device=device)
+    bandwidth = 2 * size / seconds(lambda: target.copy_(source))
+    rates = {name: trial.flops / seconds(trial.call) for name, trial in trials.items()}
+    flops = rates["flops"]
+    there = torch.zeros(1 << 12, dtype=torch.uint8)
+    return Device(
+        f"{device} (calibrated)", flops, rates.get("gradient", flops), rates.get("convolution", flops),
+        rates.get("flops64", flops), bandwidth, launch, measured=False, item=2 if precision == "bf16" else 4, gap=gap,
+        graphs=graphs, latency=seconds(lambda: there.to(device).cpu()),
+        image_item=2 if precision in ("mixed", "bf16") else 4,
+    )  # fmt: skip
+
+
+def _replayed(device: torch.device, launches: Callable[[], None]) -> Callable[[], None]:
+    """The same launches as a CUDA graph."""
+
+    def step() -> tuple[torch.Tensor, ...]:
+        launches()
+        return ()
+
+    captured = Captured("calibration", step, tuple, Cuda(device))
+    return lambda: [*captured()].clear()
 
 
 def measure_here(trials: dict[str, Trial]) -> Device:

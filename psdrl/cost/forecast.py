@@ -14,13 +14,15 @@ from rich.table import Table
 
 from psdrl.agents.registry import entry, preset
 from psdrl.config import Config, Precision
-from psdrl.cost.devices import GPUS, REACHED, data_sheet, measure_here
+from psdrl.cost.assumptions import ASSUMED, GPUS, known_gpu
+from psdrl.cost.devices import data_sheet, measure_here
 from psdrl.envs import make_env
 from psdrl.envs.vector import EnvSpec
 from psdrl.errors import UserError
 from psdrl.kernels import triton_support
-from psdrl.runtime.work import Device, Loop, Workload
+from psdrl.runtime.work import Device, Loop, Measures, Workload
 
+__all__ = ["Forecast", "Question", "data_sheet", "device_for", "duration", "forecast", "known_gpu", "run", "workload"]
 ENVIRONMENT = {"image": 1e-3, "vector": 4e-5}  # seconds per step of one environment: Pong, DeepSea (bench/RESULTS.md)
 
 
@@ -90,7 +92,7 @@ def device_for(name: str, work: Workload, precision: Precision = "tf32", cuda_gr
     if name == "here":
         return measure_here(work.trials())
     if name not in GPUS:
-        raise UserError(f"No figures for device {name!r}: use here, a100 or h100.")
+        raise UserError(f"No figures for device {name!r}: use here, {' or '.join(GPUS)}.")
     return data_sheet(name, precision, cuda_graphs)
 
 
@@ -106,10 +108,10 @@ class Question:
     """Preset, as for psdrl.train."""
     algo: str = "psdrl"
     """The agent, as for psdrl.train."""
-    device: Literal["here", "a100", "h100"] = "here"
-    """here: measured; a100, h100: predicted from data sheets."""
-    precision: Precision = "tf32"
-    """Precision of the networks on a GPU; `here` computes in fp32."""
+    device: Literal["here", "a100", "a100-80gb", "h100"] = "here"
+    """here: measured; a100 (40 GB), a100-80gb, h100: predicted from data sheets."""
+    precision: Precision | None = None
+    """Precision of the networks on a GPU; the preset's if not given. `here` computes in fp32."""
     compile: bool = False
     """With torch.compile, as for psdrl.train: fewer elementwise kernels."""
     cuda_graphs: bool = True
@@ -124,16 +126,19 @@ class Question:
     """Environment steps; 0: those of the preset."""
     table: bool = False
     """Print predicted hours of all precisions, with and without torch.compile and CUDA graphs, for 6 and 18 actions."""
+    measures: bool = False
+    """Print what each measure for GPUs is predicted to gain, one after another, compiled and with CUDA graphs."""
 
 
 def run(question: Question) -> None:
     """`psdrl cost`."""
-    if question.device == "here" and question.table:
-        raise UserError("--table is about GPUs: add --device a100 or --device h100.")
+    if question.device == "here" and (question.table or question.measures):
+        flag = "--table" if question.table else "--measures"
+        raise UserError(f"{flag} is about GPUs: add --device a100 or --device h100.")
     config, _ = preset({name: getattr(question, name) for name in ("game", "env", "preset", "algo")})
     config = replace(
         config, steps=question.steps or config.steps, compile=question.compile, num_envs=question.num_envs,
-        env_groups=question.env_groups,
+        env_groups=question.env_groups, device="cpu" if question.device == "here" else "cuda",
     )  # fmt: skip
     config.check()
     env = make_env(config, num_envs=1)
@@ -142,9 +147,12 @@ def run(question: Question) -> None:
     if question.table:
         Console(width=200).print(hours_table(config, spec, question.device), highlight=False, markup=False)
         return
-    work = workload(config, spec)
-    device = device_for(question.device, work, question.precision, question.cuda_graphs)
-    report(Console(), config, spec, device, work, question.precision if question.device != "here" else "fp32")
+    if question.measures:
+        Console(width=200).print(measures_table(config, spec, question.device), highlight=False, markup=False)
+        return
+    work, precision = workload(config, spec), question.precision or config.precision
+    device = device_for(question.device, work, precision, question.cuda_graphs)
+    report(Console(), config, spec, device, work, precision if question.device != "here" else "fp32")
 
 
 def hours_table(config: Config, spec: EnvSpec, name: str) -> str:
@@ -159,23 +167,60 @@ def hours_table(config: Config, spec: EnvSpec, name: str) -> str:
         f"| precision | actions | {' | '.join(measures)} |",
         "| --- | ---: |" + " ---: |" * len(measures),
     ]
-    precisions: tuple[Precision, ...] = ("fp32", "tf32", "bf16")
+    precisions: tuple[Precision, ...] = ("fp32", "tf32", "mixed", "bf16")
     for actions in (6, 18):
         for precision in precisions:
             cells = (f"{hours(precision, actions, *measure).hours:.2f}" for measure in measures.values())
             lines.append(f"| {precision} | {actions} | {' | '.join(cells)} |")
-    best = hours("tf32", 6, True, True)
+    best = hours("mixed", 6, True, True)
     phases = sorted(best.seconds.items(), key=lambda item: -item[1])
     shares = ", ".join(f"{phase} {seconds / 60:.1f}" for phase, seconds in phases)
-    low, high = (hours("tf32", 6, True, True, reached).hours for reached in (0.7, 0.35))
+    low, high = (hours("mixed", 6, True, True, reached).hours for reached in (0.7, 0.35))
+    fractions = ", ".join(f"{name} {ASSUMED[f'products {name}'].value:.0%}" for name in ("fp32", "tf32", "bf16"))
     lines += [
         "",
         f"Predicted, not measured: hours of {config.steps:,} steps of {config.env_name}, preset {config.preset}, on "
         f"{name}, {config.num_envs} environment(s) in {config.env_groups} group(s), evaluation included. "
-        f"Assumed of the data sheet's peak: {', '.join(f'{name} {part:.0%}' for name, part in REACHED.items())}.",
-        f"tf32, 6 actions, both: {low:.2f} h at 70% of peak, {high:.2f} h at 35%. Minutes by phase: {shares}.",
+        f"Assumed of the data sheet's peak: {fractions}.",
+        f"mixed, 6 actions, both: {low:.2f} h at 70% of peak, {high:.2f} h at 35%. Minutes by phase: {shares}.",
     ]
     return "\n".join(lines)
+
+
+def measures_table(config: Config, spec: EnvSpec, name: str) -> str:
+    """Predicted minutes of the run on this GPU as the measures are taken one after another, compiled and with CUDA
+    graphs; a Markdown table."""
+    config = replace(config, compile=True)
+    phases = ("autoencoder", "encoding", "forward", "posterior", "value")
+    lines = [
+        f"| measure | minutes | gain | {' | '.join(phases)} |",
+        "| --- |" + " ---: |" * (2 + len(phases)),
+    ]
+    taken, before = Measures(*(False,) * len(Measures._fields)), 0.0
+    for what in ("", *Measures._fields, "mixed"):
+        taken = taken._replace(**{what: True}) if what in Measures._fields else taken
+        precision: Precision = "mixed" if what == "mixed" else "tf32"
+        work = workload(config, spec)
+        work.measures = taken
+        seconds = forecast(config, spec, data_sheet(name, precision, True, measures=taken), work).seconds
+        minutes = sum(seconds.values()) / 60
+        cells = [f"{seconds.get(phase, 0.0) / 60:.1f}" for phase in phases]
+        gain = f"{before - minutes:.1f}" if what else ""
+        lines.append(f"| {MEASURES[what]} | {minutes:.1f} | {gain} | {' | '.join(cells)} |")
+        before = minutes
+    return "\n".join(lines)
+
+
+MEASURES = {
+    "": "before, in tf32",
+    "counted": "(counted better, no measure: the scan is captured, cuDNN's own kernels, gradients that nobody needs)",
+    "library": "cuBLAS and a 4-warp tile among the ways to form a product",
+    "parts": "inner dimensions in parts for 125 to 500 rows",
+    "one_pass": "weight gradient and Adam in one kernel",
+    "blocks": "blocks of pixels as channels, cuDNN measures its algorithms",
+    "chunks": "32,768 rows at once",
+    "mixed": "`--precision mixed`",
+}
 
 
 def report(
@@ -183,7 +228,8 @@ def report(
 ) -> None:
     """Print the forecast as a table."""
     f = forecast(config, spec, device, work)
-    assumed = f"PREDICTION from the data sheet, {REACHED[precision]:.0%} of peak assumed"
+    products = "tf32" if precision == "mixed" else precision
+    assumed = f"PREDICTION from the data sheet, {ASSUMED[f'products {products}'].value:.0%} of peak assumed"
     word = "measured rates" if device.measured else assumed
     what = f"{config.algo} on {config.env_name}, preset {config.preset}"
     table = Table(title=f"{what}, {precision} on {device.name} ({word})")

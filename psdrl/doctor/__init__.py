@@ -22,6 +22,7 @@ from rich.table import Table
 
 from psdrl import agents
 from psdrl.agents.interface import Result
+from psdrl.doctor import calibration
 from psdrl.errors import UserError
 from psdrl.kernels import choice, dispatch, posterior, tune
 from psdrl.runtime.device import resolve_device
@@ -39,6 +40,8 @@ class Doctor:
     """How long to measure throughput; 0: not at all."""
     quick: bool = False
     """Small sizes only, and no torch.compile."""
+    calibrate: bool = False
+    """Instead of checking, measure what the cost model assumes of this device, and print the corrected forecast."""
     json: bool = False
     """Print JSON, for reports."""
 
@@ -103,7 +106,10 @@ def measured_ways(device: torch.device) -> Result:
 
 
 def examine(options: Doctor, device: torch.device) -> Iterator[Result]:
-    """All checks in turn."""
+    """All checks in turn, or the calibration."""
+    if options.calibrate:
+        yield from calibration.calibrate(device)
+        return
     yield from backends(device)
     for agent in examinations():
         yield from agent.examine(device, options.quick, options.seconds)
@@ -136,6 +142,9 @@ def run(options: Doctor) -> int:
     for result in results:
         table.add_row(result.kind, result.name, f"[{colours[result.status]}]{result.status}[/]", result.detail)
     console.print(table)
+    if not wrong and options.calibrate:
+        console.print("Measured now, on this device; evaluation included.", highlight=False)
+        return 0
     if not wrong:
         console.print(f"[green]Sound[/]: everything agrees with its oracle on {device}.", highlight=False)
         return 0

@@ -6,6 +6,7 @@ last, the action, reward and termination that followed it. s_{i+1} is the next s
 
 import math
 from collections import deque
+from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -18,6 +19,17 @@ from psdrl.runtime.device import is_gpu, pinned_empty, uploaded
 
 FIELDS = ("observations", "actions", "rewards", "terminated")
 RUNNING = ("observations", "actions", "rewards")  # of a running episode
+
+
+Slots = Tensor | slice  # slots; consecutive ones as a slice, which copies nothing
+
+
+def parts(rows: Slots, size: int) -> Iterator[Slots]:
+    """The same in parts of at most `size`."""
+    if isinstance(rows, slice):
+        yield from (slice(i, min(i + size, rows.stop)) for i in range(rows.start, rows.stop, size))
+    else:
+        yield from rows.split(size)
 
 
 class Batch(NamedTuple):
@@ -89,9 +101,9 @@ class Replay(Rings):
         self._open = [_Open(capacity) for _ in range(num_envs)]
         self._seen = [0] * num_envs  # observations of each environment so far
 
-    def frames(self, slots: Tensor) -> Tensor:
-        """Observations (..., *shape) of slots (...), on the device."""
-        if self.on_device:
+    def frames(self, slots: Slots) -> Tensor:
+        """Observations (..., *shape) of slots (...), on the device; those of a slice are not to be written to."""
+        if self.on_device or isinstance(slots, slice):
             return self.observations[slots]
         # Fresh staging each time: PyTorch's pinned allocator keeps it from reuse until the copy has happened.
         staging = pinned_empty((slots.numel(), *self.observations.shape[1:]), self.observations.dtype)
@@ -241,6 +253,13 @@ class Replay(Rings):
         kept = torch.ones(self._used(), dtype=torch.bool)
         kept[ends] = False
         return self.stored_slots()[kept.to(self.device)]
+
+    def stored_rows(self) -> Slots:
+        """`stored_slots`, on a CPU as a slice until they go over the ring's end."""
+        start, used = self.episodes[0].start if self.episodes else 0, self._used()
+        if is_gpu(self.device) or start + used > self.num_slots:
+            return self.stored_slots()
+        return slice(start, start + used)
 
     def stored_slots(self) -> Tensor:
         """All used slots, oldest episode first: length + 1 per episode."""

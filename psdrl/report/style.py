@@ -15,6 +15,8 @@ BLACK, GREY = "#000000", "#777777"
 STYLES: dict[str, tuple[str, str, str]] = {
     "psdrl": ("PSDRL", BLUE, "-"),
     "bootstrap": ("Bootstrapped DQN + priors", RED, "-"),
+    "successor": ("Successor Uncertainties", GREEN, "-"),
+    "dreamer": ("DreamerV2", BLACK, "--"),
     "mean": ("posterior mean, ε 0.05", GREEN, "--"),
     "released": ("released rule", ORANGE, "-"),
     "fresh-value": ("new value network", PINK, "-"),

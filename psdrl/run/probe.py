@@ -77,7 +77,7 @@ def ask(path: Path, options: Probe) -> dict[str, Any]:
     agent: Any = load(path, options.device, replay=True)
     name = f"{type(agent).__module__.rpartition('.')[0]}.probe"
     if importlib.util.find_spec(name) is None:
-        raise UserError(f"{agent.config.algo} has no world model to ask: psdrl probe is for psdrl and its ablations.")
+        raise UserError(f"psdrl probe cannot ask {agent.config.algo}: use a run of psdrl or its ablations.")
     if not agent.replay.episodes:
         raise UserError(f"{path} has no whole episode stored yet: train on.")
     module = importlib.import_module(name)

@@ -215,14 +215,15 @@ def _modes(agent: Agent) -> str:
 
 def _forecast(console: Console, agent: Agent) -> None:
     """What the cost model expects of this run, if the agent describes its work; see `psdrl.cost`."""
-    config, work = agent.config, agent.workload(agent.config, agent.spec)
+    config = replace(agent.config, device=agent.device.type)
+    work = agent.workload(config, agent.spec)
     if work is None:
         return
     if agent.device.type == "cuda":
-        known = [name for name in ("a100", "h100") if name in torch.cuda.get_device_name(agent.device).lower()]
-        if not known:
+        known = cost.known_gpu(torch.cuda.get_device_name(agent.device))
+        if known is None:
             return
-        device = cost.data_sheet(known[0], config.precision, config.cuda_graphs)
+        device = cost.data_sheet(known, config.precision, config.cuda_graphs)
     else:
         device = cost.device_for("here", work)
     expected = cost.forecast(config, agent.spec, device, work)

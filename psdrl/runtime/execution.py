@@ -58,6 +58,11 @@ class Execution:
         graphs = config.cuda_graphs and device.type == "cuda"
         return cls(device, config.compile, graphs, precision, chunk_rows=config.rows_at_once(is_gpu(device)))
 
+    @property
+    def plain(self) -> bool:
+        """Whether functions run as they are, on a CPU, in the networks' own precision."""
+        return self.device.type == "cpu" and not (self.compile or self.graphs or self.precision == "bf16")
+
     def compiled(self, function: Function) -> Function:
         """The function compiled, once per process, or as it is. PyTorch caches the code on disk between runs."""
         return _compiled(function) if self.compile else function  # type: ignore[return-value]

@@ -6,6 +6,7 @@ Shapes come from the networks themselves: `count` runs them on the meta device, 
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -13,12 +14,25 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+CPU, NOTHING = torch.device("cpu"), nullcontext()
 # Operations, counted with a dispatch mode at the cpu preset: per layer and gradient step of a tanh network and of a
 # convolution, and besides the layers of a gradient step.
 KERNELS = {"layer": 9, "convolution": 5, "step": 16}
 # torch.compile joins bias, activation and the rest that is elementwise. Assumed, not counted: forward a product and one
 # kernel, backward two products, one kernel and a sum; a convolution's own kernels stay.
 COMPILED = KERNELS | {"layer": 6, "convolution": 4}
+
+
+class Measures(NamedTuple):
+    """What the code does for a GPU beyond one launch per step. All of it is done; the table of docs/gpu.md
+    (`psdrl cost --measures`) takes it away to show what each is predicted to gain."""
+
+    counted: bool = True  # no measure: the captured scan, cuDNN's kernels and gradients that nobody needs are counted
+    library: bool = True  # cuBLAS and a 4-warp tile among the ways to form a product
+    parts: bool = True  # inner dimensions in parts, for gradient steps
+    one_pass: bool = True  # weight gradient and Adam in one kernel
+    blocks: bool = True  # blocks of pixels as channels at the autoencoder's ends, cuDNN measures its algorithms
+    chunks: bool = True  # eight times the rows at once
 
 
 class Device(NamedTuple):
@@ -36,6 +50,7 @@ class Device(NamedTuple):
     gap: float = 0.0  # seconds between two kernels that were launched long before
     graphs: bool = False  # whether what can be captured is replayed as CUDA graphs: only the gaps remain
     latency: float = 0.0  # seconds to send observations, and to wait for the actions
+    image_item: int = 4  # bytes of a number in networks that look at images
 
 
 class Work(NamedTuple):
@@ -50,6 +65,7 @@ class Work(NamedTuple):
     activations: float = 0.0  # the same; measured rates have their traffic in them
     casts: float = 0.0  # numbers cast between float32 and bfloat16, if that is the precision: 6 bytes each
     launches: float = 0.0
+    images: bool = False  # whether these numbers are of networks that look at images
 
     @property
     def total(self) -> float:
@@ -64,8 +80,9 @@ class Work(NamedTuple):
     def traffic(self, device: Device) -> float:
         """Seconds of moving data."""
         numbers = self.weights + (0.0 if device.measured else self.activations)
-        casts = 6 * self.casts if device.item == 2 else 0.0
-        return (self.bytes + device.item * numbers + casts) / device.bandwidth
+        item = device.image_item if self.images else device.item
+        casts = 6 * self.casts if item == 2 else 0.0
+        return (self.bytes + item * numbers + casts) / device.bandwidth
 
 
 class Loop(NamedTuple):
@@ -124,6 +141,7 @@ class Workload(ABC):
     """What a run of an agent does, as far as its cost goes."""
 
     capacity: int  # of the buffer: work may grow until it is full
+    measures = Measures()
 
     @abstractmethod
     def updates(self) -> Sequence[int]:
@@ -146,8 +164,9 @@ class Workload(ABC):
         """Bytes at the full buffer, by what they hold."""
 
     @abstractmethod
-    def trials(self) -> dict[str, Trial]:
-        """What to time for the rates of a `Device`: flops and gradient; the others if the work has them."""
+    def trials(self, device: torch.device = CPU, images: AbstractContextManager = NOTHING) -> dict[str, Trial]:
+        """What to time on a device for its rates: flops and gradient; the others if the work has them. Networks that
+        look at images run within `images`."""
 
 
 class Count(NamedTuple):
@@ -206,6 +225,11 @@ def weights(module: nn.Module) -> int:
 def layers(module: nn.Module) -> int:
     """Linear layers and convolutions."""
     return sum(isinstance(m, nn.Linear | nn.Conv2d | nn.ConvTranspose2d) for m in module.modules())
+
+
+def stepped(parameters: float) -> Work:
+    """Gradient and Adam's step in one kernel read 3 and write 3 numbers per parameter."""
+    return Work(bytes=4 * 6 * parameters)
 
 
 def adam(parameters: float) -> Work:

@@ -11,6 +11,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -221,7 +222,10 @@ class Cluster:
 
     def release(self, handle: Handle) -> None:
         self._handles.remove(handle)
-        if handle.copy is not None:
+        if handle.work is not None:  # the next life of the run must not meet the copying of this one
+            self._ray.kill(handle.actor)
+            futures.wait([handle.work])
+        elif handle.copy is not None:
             with contextlib.suppress(*self._lost, self._ray.exceptions.GetTimeoutError):
                 self._ray.get(handle.actor.forget.remote(), timeout=10)
         self._ray.kill(handle.actor)

@@ -99,7 +99,7 @@ class Screen:
     def summary(self) -> str:
         """One line."""
         parts = [f"{self.count('finished')} of {len(self.tasks)} finished", f"{self.count('running')} running"]
-        parts += [f"{n} {state}" for state in ("waiting", "stopped", "failed") if (n := self.count(state))]
+        parts += [f"{n} {state}" for state in ("queued", "waiting", "stopped", "failed") if (n := self.count(state))]
         return ", ".join(parts)
 
     def render(self) -> Group:

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 
 from psdrl.sweep.worker import Job, Look, Worker
 
-State = Literal["waiting", "running", "finished", "stopped", "failed"]
+State = Literal["waiting", "queued", "running", "finished", "stopped", "failed"]  # queued: for a machine
 PAUSE = 0.1  # seconds between two rounds of looks
 AGAIN = 1.0  # seconds before a job that failed is tried again
 HELD = 300.0  # seconds to wait for a run that another process writes, such as one on a node that was taken for dead
@@ -36,6 +36,7 @@ class Task:
     attempts: int = 0
     failures: int = 0  # of the run itself
     losses: int = 0  # of its worker, in a row, without a new checkpoint
+    saved: int = -1  # step of the newest checkpoint that was seen
     reasons: list[str] = field(default_factory=list)
     seconds: float = 0.0  # of all attempts
     made: int = 0  # steps made in these seconds
@@ -49,7 +50,7 @@ class Task:
     @property
     def open(self) -> bool:
         """Whether there is still something to do."""
-        return self.state in ("waiting", "running")
+        return self.state in ("waiting", "queued", "running")
 
     @property
     def step(self) -> int:
@@ -173,7 +174,7 @@ class Schedule:
                 continue
             if not self.backend.room():
                 return
-            task.state, task.since, task.first = "running", now, -1
+            task.state, task.first = "queued", -1
             task.attempts += not task.held
             self._handles[self.backend.submit(task.job)] = task
 
@@ -182,11 +183,13 @@ class Schedule:
             self._over(handle, task)
             self._lost(task, str(news))
             return
-        if news.saved > task.look.saved >= 0 or (news.saved >= 0 and task.look.saved < 0):
-            task.losses = 0
+        if news.saved > task.saved:
+            task.saved, task.losses = news.saved, 0
         last = task.evaluations[-1][0] if task.evaluations else 0
         task.evaluations += [one for one in news.evaluations if one[0] > last]  # a resumed run repeats some
         task.look = news
+        if task.state == "queued":
+            task.state, task.since = "running", time.monotonic()
         task.first = news.step if task.first < 0 else min(task.first, news.step)
         self.on_look(task)
         if news.code is not None:

@@ -57,7 +57,7 @@ def run(options: View) -> int:
     agent: Any = load(path, options.device, replay=options.stored)
     name = f"{type(agent).__module__.rpartition('.')[0]}.view"
     if importlib.util.find_spec(name) is None:
-        raise UserError(f"{agent.config.algo} has no world model to look into: use a run of psdrl or its ablations.")
+        raise UserError(f"psdrl view cannot look into {agent.config.algo}: use a run of psdrl or its ablations.")
     module = importlib.import_module(name)
     episode = chosen(agent, module, options)
     from psdrl.view import sheets  # matplotlib: half a second that no other command should take

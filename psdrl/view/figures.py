@@ -1,6 +1,6 @@
 """Sheets: what was foreseen beside what happened, over some steps of an episode."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib as mpl
@@ -21,14 +21,14 @@ def columns(count: int) -> list[int]:
     return sorted({round(x) for x in np.linspace(0, count - 1, min(COLUMNS, count))})
 
 
-def strip(rows: dict[str, Sequence[Picture]], steps: Sequence[int]) -> Figure:
+def strip(rows: Mapping[str, Sequence[Picture]], steps: Sequence[int]) -> Figure:
     """Pictures by row and step."""
     figure = new_figure(1.5 + 1.15 * len(steps), 0.5 + 1.2 * len(rows))
     _pictures(figure, rows, steps)
     return figure
 
 
-def _pictures(figure: Any, rows: dict[str, Sequence[Picture]], steps: Sequence[int]) -> None:
+def _pictures(figure: Any, rows: Mapping[str, Sequence[Picture]], steps: Sequence[int]) -> None:
     with mpl.rc_context(LOOK):
         grid = figure.subplots(len(rows), len(steps), squeeze=False)
         for r, (name, pictures) in enumerate(rows.items()):
@@ -76,11 +76,12 @@ def _panels(count: int) -> tuple[Figure, list[Any]]:
 
 
 def rollout_sheet(
-    rows: dict[str, Sequence[Picture]], steps: Sequence[int], start: int, lines: dict[str, Any]
+    rows: Mapping[str, Sequence[Picture]], steps: Sequence[int], start: int, lines: dict[str, Any]
 ) -> Figure:
     """Pictures of K models, of their disagreement, and the spread of their rewards and values over time."""
     figure = new_figure(1.5 + 1.15 * len(steps), 3.2 + 1.2 * len(rows))
-    above, below = figure.subfigures(2, 1, height_ratios=[0.4 + 1.2 * len(rows), 2.8])
+    parts: Any = figure.subfigures(2, 1, height_ratios=[0.4 + 1.2 * len(rows), 2.8])
+    above, below = parts
     _pictures(above, rows, steps)
     with mpl.rc_context(LOOK):
         panels = below.subplots(1, 2)

@@ -181,7 +181,7 @@ def _films(scene: Scene) -> Iterator[str]:
         if options.film == "gif":
             how = {"duration": 1000 / options.fps, "loop": 0}
         try:
-            imageio.mimwrite(path, list(frames(scene)), **how)  # type: ignore[arg-type]
+            imageio.mimwrite(path, list(frames(scene)), **how)
         except (OSError, RuntimeError) as error:
             raise UserError(f"{path} cannot be written: {str(error).splitlines()[0]}") from None
         yield path.name

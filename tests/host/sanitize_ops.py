@@ -15,6 +15,7 @@ def main() -> None:
         for dtype in (torch.float32, torch.bfloat16, torch.float64):
             phi, targets = torch.randn(k, n).T.to(dtype), torch.randn(n, 2 * o)[:, ::2].to(dtype)
             gram, cross = torch.zeros(k, k, dtype=torch.float64), torch.zeros(k, o, dtype=torch.float64)
+            ops.gram_registers_(gram, cross, phi, targets, 0.5)
             ops.gram_accumulate_(gram, cross, phi, targets, 0.5)
             variances = torch.tensor([1.0, 2.0], dtype=torch.float64)
             group = [o - o // 2, o // 2]
@@ -27,6 +28,11 @@ def main() -> None:
         ops.tanh_net_rows(
             torch.randn(rows, 37), [torch.randn(5, 37), torch.randn(1, 5)], [torch.randn(5), torch.randn(1)]
         )
+        parameters = [torch.randn(5, 37), torch.randn(5), torch.randn(1, 5), torch.randn(1)]
+        moments = [[torch.rand_like(p) for p in parameters] for _ in range(2)]
+        steps = [torch.ones(()) for _ in parameters]
+        batch = torch.randn(2, rows, 37), torch.randn(2, rows)
+        ops.tanh_net_steps_(*batch, parameters, *moments, steps, 1, 1e-3, 0.9, 0.999, 1e-8)
         ops.gru_actions_rows(torch.randn(rows, 33), torch.randn(rows, 33), torch.randn(3, 33), torch.randn(rows, 11))
         ops.bias_tanh_(torch.randn(3 * rows, 37), torch.randn(37), torch.randn(rows, 37), torch.randn(3, 37))
     ops.posterior_factor(torch.full((5, 5), torch.nan, dtype=torch.float64), variances, variances)

@@ -304,17 +304,22 @@ def test_nothing_is_measured(monkeypatch):
     monkeypatch.setattr(tune, "tuner", lambda: SimpleNamespace(known=known, choose=refuse))
 
     def tile():
-        return tune._tile("linear_tanh", x, "tf32", (200, 64, 64), refuse)
+        return tune._way("linear_tanh", x, "tf32", (200, 64, 64), refuse, parts=True)
 
     with pytest.raises(AssertionError, match="measured"):
         tile()
     with tune.pinned():
         assert tile() == default
-    with tune.pinned(rows=3000):  # what training found for its own rows
+    with tune.pinned(3000):  # what training found for its own rows
         assert tile() == other
     for rows in (200, 400):  # not known; known, but no candidate any more
-        with tune.pinned(rows=rows):
+        with tune.pinned(rows):
             assert tile() == default
+    for way in (tune.LIBRARY, tune.splits("tf32", 200)[0]):  # what has not been measured yet and may be chosen
+        with tune.pinned(way):
+            assert tile() == way
+    with tune.pinned(tune.Tile(1, 2, 3, 4, 5)):
+        assert tile() == default
     seen = []
 
     def kernel(right, *args):

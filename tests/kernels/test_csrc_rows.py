@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from psdrl.kernels.extension import missing
 from psdrl.kernels.gru_actions import reference as gru_reference
 from psdrl.kernels.linear_tanh import aten, reference
+from psdrl.kernels.posterior import reference as posterior_reference
 from tests.kernels.inputs import error, randn
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
@@ -137,3 +138,17 @@ def test_operators_are_well_formed():
     torch.library.opcheck(torch.ops.psdrl.linear_rows.default, (randn(3, 5), randn(7, 5), randn(7)))
     arguments = (randn(6, 4), randn(4), randn(2, 4), randn(3, 4))
     torch.library.opcheck(torch.ops.psdrl.bias_tanh_.default, arguments)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("shape", [(1, 1, 1), (0, 5, 3), (9, 5, 0), (130, 50, 33), (300, 193, 7)], ids=str)
+def test_gram_in_registers(shape, dtype):
+    n, k, o = shape
+    torch.manual_seed(0)
+    phi, targets = torch.randn(n, 2 * k, dtype=dtype)[:, :k], torch.randn(n, o, dtype=dtype)
+    start = torch.randn(k, k, dtype=torch.float64), torch.randn(k, o, dtype=torch.float64)
+    ours, oracle = ([x.clone() for x in start] for _ in range(2))
+    torch.ops.psdrl.gram_registers_(*ours, phi, targets, -1.5)
+    posterior_reference.gram_accumulate_(*oracle, phi, targets, -1.5)
+    torch.testing.assert_close(ours[0].tril(), oracle[0].tril(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(ours[1], oracle[1], rtol=1e-12, atol=1e-12)

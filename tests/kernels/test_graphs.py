@@ -10,36 +10,11 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bench.parity import parameters
 from psdrl.agents.psdrl.acting import Actor
 from psdrl.agents.psdrl.synthetic import debug_agent
-from psdrl.runtime.execution import optimiser_state
 from psdrl.runtime.graphs import MOST_SHAPES, WARM_UP, Captured
-from tests.helpers import GRID_INPUTS, INPUTS
+from tests.kernels.agents import SIZES, close, same
 from tests.recorder import CudnnRules, StandIn, stand_in, with_graphs
-
-SIZES: dict[str, dict[str, Any]] = {
-    "image": {"kind": "image", "actions": 3, "replay": {"batch": 4, "length": 10}, "chunk_rows": 1000},
-    "vector": {"kind": "vector", "actions": 2, "replay": {"batch": 3, "length": 9}, "chunk_rows": 1000},
-    "small chunks": {"kind": "vector", "actions": 3, "replay": {"batch": 4, "length": 10}, "chunk_rows": 24},
-    "inputs": {"kind": "vector", "actions": 3, "forward": INPUTS, "chunk_rows": 1000},
-    "grid": {"kind": "grid", **GRID_INPUTS, "termination": {"predicted": True}, "chunk_rows": 1000},
-}
-
-
-def close(x, y):
-    torch.testing.assert_close(x, y, rtol=1e-10, atol=1e-12)  # buffers are aligned differently: BLAS may round so
-
-
-def same(a, b):
-    mine, other = parameters(a), parameters(b)
-    for name in mine:
-        close(mine[name], other[name])
-    for name, optimiser in a.optimisers.items():
-        for x, y in zip(
-            optimiser_state(nn.Module(), optimiser), optimiser_state(nn.Module(), b.optimisers[name]), strict=True
-        ):
-            close(x, y)
 
 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)

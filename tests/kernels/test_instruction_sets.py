@@ -11,7 +11,12 @@ from psdrl.kernels.extension import instruction_set, missing
 
 ROOT = Path(__file__).parents[2]
 SETS = ("portable", "avx2", "avx512")
-FILES = ("tests/kernels/test_csrc_rows.py", "tests/kernels/test_tanh_net_steps.py", "tests/kernels/test_products.py", "tests/unit/test_models.py")
+FILES = (
+    "tests/kernels/test_csrc_rows.py",
+    "tests/kernels/test_tanh_net_steps.py",
+    "tests/kernels/test_products.py",
+    "tests/unit/test_models.py",
+)
 LIMITS = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
 
 

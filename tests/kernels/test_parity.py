@@ -9,6 +9,7 @@ import torch
 from bench import published
 from bench.parity import distance, parameters, run_phase
 from psdrl.agents.psdrl import learning, oracle, planning, rollout
+from psdrl.agents.psdrl.narrow import Narrow
 from psdrl.agents.psdrl.synthetic import debug_agent
 from psdrl.runtime.execution import Execution
 from tests.helpers import GRID, GRID_INPUTS, INPUTS, fast_lookahead
@@ -73,6 +74,12 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "grid-released": {"kind": "grid", **GRID, "posterior": {"rule": "released"}},
     "grid-no-sampling": {"kind": "grid", **GRID, "algo": "egreedy-exploit"},
+    "narrow": {"kind": "vector", "forward": {"units": 3, "recurrent": 2, **INPUTS}},
+    "narrow-without-inputs": {
+        "kind": "vector",
+        "forward": {"units": 3, "recurrent": 2, "features": "tanh"},
+        "value": {"sweep": "episode", "networks": 2, "random_share": 0.3, "target_rate": 0.5, "layers": 2},
+    },
     "no-memory": {"kind": "vector", "different": 4, "forward": {"recurrent": 0}},
     "no-memory-overwritten": {
         "kind": "vector",
@@ -244,3 +251,17 @@ def test_a_new_sample_is_folded_anew():
     second = agent.models.forward_model.fold(agent.model)
     torch.testing.assert_close(second.recurrent, agent.models.forward_model.gru.weight_hh)
     assert not torch.equal(first.output, second.output)
+
+
+@pytest.mark.parametrize("case", ["narrow", "narrow-without-inputs"])
+def test_narrow_predictions_serve_where_they_are_narrower(case, monkeypatch):
+    asked = []
+    monkeypatch.setattr(Narrow, "values", lambda *args: asked.append(1) or values(*args))
+    debug_agent("fast", torch.float64, **CASES[case]).update()
+    assert asked
+    asked.clear()
+    debug_agent("fast", torch.float64, **CASES["no-memory-nothing-repeats"]).update()
+    assert not asked, "codes of 17 numbers against 9"
+
+
+values = Narrow.values

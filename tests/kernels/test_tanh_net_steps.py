@@ -8,12 +8,19 @@ import torch
 from psdrl.agents.psdrl.planning import value_gradient
 from psdrl.agents.psdrl.settings import ValueConfig
 from psdrl.agents.psdrl.value import MinEnsemble
+from psdrl.kernels import choice
 from psdrl.kernels.extension import missing
-from psdrl.kernels.tanh_net_steps import reference, serves, tanh_net_steps_
+from psdrl.kernels.tanh_net_steps import possible, reference, serves, tanh_net_steps_
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 # steps, rows, inputs, units, layers, networks: whole tiles, odd sizes, a single row, one hidden layer
-CASES = [(3, 64, 358, 256, 3, 1), (2, 7, 5, 13, 4, 3), (2, 1, 1, 1, 2, 2), (4, 33, 19, 30, 2, 1), (2, 125, 40, 50, 5, 1)]
+CASES = [
+    (3, 64, 358, 256, 3, 1),
+    (2, 7, 5, 13, 4, 3),
+    (2, 1, 1, 1, 2, 2),
+    (4, 33, 19, 30, 2, 1),
+    (2, 125, 40, 50, 5, 1),
+]
 
 
 def problem(steps, rows, inputs, units, layers, networks, dtype=torch.float32):
@@ -48,7 +55,7 @@ def test_steps_are_the_oracles(case):
     plain, adam = copy.deepcopy(value), copy.deepcopy(optimiser.state_dict())
     eager = torch.optim.Adam(plain.parameters(), fused=True)
     eager.load_state_dict(adam)
-    assert serves(states, optimiser)
+    assert possible(states, optimiser)
     with torch.no_grad():
         losses = tanh_net_steps_(states, targets, optimiser, list(value.parameters()), len(value))
         for x, target in zip(states, targets, strict=True):  # what serves elsewhere
@@ -57,9 +64,7 @@ def test_steps_are_the_oracles(case):
     oracle = reference.tanh_net_steps_(*exact[2:], exact[1], list(exact[0].parameters()), len(exact[0]))
     assert losses.shape == oracle.shape
     torch.testing.assert_close(losses.double(), oracle, rtol=1e-5, atol=1e-6)
-    for ours, theirs, true in zip(
-        numbers(value, optimiser), numbers(plain, eager), numbers(*exact[:2]), strict=True
-    ):
+    for ours, theirs, true in zip(numbers(value, optimiser), numbers(plain, eager), numbers(*exact[:2]), strict=True):
         error, usual = (ours.double() - true).abs().max(), (theirs.double() - true).abs().max()
         assert error <= 2 * usual + 1e-6 * true.abs().max(), f"{tuple(ours.shape)}: {error:.1e}, eager {usual:.1e}"
 
@@ -93,12 +98,12 @@ def test_threads_do_not_change_numbers():
 
 def test_what_it_does_not_serve():
     value, optimiser, states, _ = problem(1, 4, 3, 5, 2, 1)
-    assert serves(states, optimiser)
-    assert not serves(states.double(), optimiser)
-    assert not serves(states, torch.optim.SGD(value.parameters(), 1e-2))
-    assert not serves(states, torch.optim.Adam(value.parameters(), weight_decay=0.1))
+    assert possible(states, optimiser)
+    assert not possible(states.double(), optimiser)
+    assert not possible(states, torch.optim.SGD(value.parameters(), 1e-2))
+    assert not possible(states, torch.optim.Adam(value.parameters(), weight_decay=0.1))
     with torch.autocast("cpu", torch.bfloat16):
-        assert not serves(states, optimiser)
+        assert not possible(states, optimiser)
 
 
 @pytest.mark.parametrize(
@@ -116,3 +121,19 @@ def test_wrong_arguments_are_explained(change, message):
     given = {"states": states, "targets": targets, "networks": 1} | change
     with pytest.raises(RuntimeError, match=message):
         tanh_net_steps_(given["states"], given["targets"], optimiser, list(value.parameters()), given["networks"])
+
+
+@torch.no_grad()
+def test_a_loser_does_not_serve(monkeypatch):
+    value, _, states, _ = problem(1, 8, 3, 5, 2, 2)
+    parameters, before = list(value.parameters()), [p.detach().clone() for p in value.parameters()]
+    for winner in ("csrc", "aten"):
+
+        def chosen(operation, x, y, candidates, winner=winner):
+            for call in candidates().values():
+                call()
+            return winner
+
+        monkeypatch.setattr(choice, "choose", chosen)
+        assert serves(states, parameters, 2, lambda: None) is (winner == "csrc")
+    assert all(map(torch.equal, parameters, before)), "measuring changes nothing"

@@ -7,7 +7,7 @@ from torch import nn
 from psdrl.agents.psdrl import descent
 from psdrl.agents.psdrl.synthetic import debug_agent
 from psdrl.kernels.weight_step import reference, serves
-from tests.kernels.test_graphs import SIZES, same
+from tests.kernels.agents import SIZES, same
 from tests.recorder import with_graphs
 
 

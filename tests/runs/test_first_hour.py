@@ -30,6 +30,7 @@ SHORTER = {
     "psdrl train deepsea-10 --algo egreedy-exploit": "psdrl train deepsea-10 --algo egreedy-exploit --steps 500",
     # its own logdir: PSDRL's run of DeepSea-10 is there
     "psdrl train deepsea-10 --algo bootstrap": "psdrl train deepsea-10 --algo bootstrap --steps 500",
+    "psdrl train deepsea-10 --algo successor": "psdrl train deepsea-10 --algo successor --steps 300",
     # hours, and minutes of compilation
     "psdrl train Pong --compile": "psdrl train Pong --compile --steps 400 --logdir runs/compiled",
     # three minutes

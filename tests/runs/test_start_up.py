@@ -63,7 +63,9 @@ def test_a_sound_run_warns_of_nothing(cli_run):
     assert "warning" not in cli_run("train", *SMALL, "--logdir", "run").out
 
 
-@pytest.mark.parametrize(("algo", "kernels"), [("psdrl", True), ("bootstrap", False), ("dreamer", False)])
+@pytest.mark.parametrize(
+    ("algo", "kernels"), [("psdrl", True), ("bootstrap", False), ("successor", False), ("dreamer", False)]
+)
 def test_the_summary_is_the_agents_own(algo, kernels, cli_run):
     """A forecast for every agent that describes its work; PSDRL's kernels are named where they serve only."""
     out = cli_run("train", *SMALL, "--algo", algo, "--logdir", "run").out

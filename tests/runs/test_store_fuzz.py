@@ -211,7 +211,7 @@ def test_mutated_metrics(count: int, tmp_path: Path) -> None:
 def test_mutated_settings(count: int, tmp_path: Path) -> None:
     rng = random.Random(count)
     path, stored = tmp_path / "config.json", []
-    for algo in ("psdrl", "bootstrap", "dreamer"):
+    for algo in ("psdrl", "bootstrap", "successor", "dreamer"):
         write_config(tmp_path, psdrl.configure(env="deepsea-4", device="cpu", algo=algo))
         read_config(tmp_path)
         stored.append(path.read_bytes())
@@ -228,7 +228,7 @@ def test_mutated_settings(count: int, tmp_path: Path) -> None:
     assert min(seen.values()) > count / 20, seen
 
 
-@pytest.mark.parametrize("algo", ["psdrl", "bootstrap", "dreamer"])
+@pytest.mark.parametrize("algo", ["psdrl", "bootstrap", "successor", "dreamer"])
 def test_mutated_states_of_real_agents(algo: str, tmp_path: Path) -> None:
     """Signed edits of what the agents of the registry store."""
     config = psdrl.configure(
@@ -257,7 +257,7 @@ def test_mutated_states_of_real_agents(algo: str, tmp_path: Path) -> None:
     assert seen["refused"] > 150, seen
 
 
-@pytest.mark.parametrize("algo", ["psdrl", "bootstrap", "dreamer"])
+@pytest.mark.parametrize("algo", ["psdrl", "bootstrap", "successor", "dreamer"])
 def test_moments_of_other_shapes(algo: str) -> None:
     """PyTorch would take them, and fail in the first step."""
     preset = "auto" if algo == "bootstrap" else "debug"

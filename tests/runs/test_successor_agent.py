@@ -60,8 +60,13 @@ def test_the_papers_settings() -> None:
     assert config.atari == psdrl.configure(game="Pong", preset="paper", device="cpu", atari={"size": 84}).atari
 
 
-@pytest.mark.parametrize("name", [*PRESETS, "auto"])
-@pytest.mark.parametrize("env", ["deepsea-5", "minatar/breakout", "CartPole-v1", "game"])
+WHERE = {"deepsea": "deepsea-5", "minatar": "minatar/breakout", "control": "CartPole-v1"}
+
+
+CASES = [*((name, WHERE.get(name, "game")) for name in PRESETS), *(("auto", env) for env in WHERE.values())]
+
+
+@pytest.mark.parametrize(("name", "env"), CASES)
 def test_every_preset_makes_an_agent_that_acts_and_learns(name: str, env: str) -> None:
     where = {"game": "Pong", "env_backend": "ale"} if env == "game" else {"env": env}
     config = configure(algo="successor", preset=name, device="cpu", replay={"capacity": 100}, **where)
@@ -222,6 +227,12 @@ def test_players() -> None:
     assert not agent.perturbations.any(), "a player's draws are its own"
 
 
+def same(one: Any, other: Any) -> bool:
+    """Whether two parts of a state are equal, bit for bit."""
+    pairs = zip(*(torch.utils._pytree.tree_leaves(state) for state in (one, other)), strict=True)
+    return all(torch.equal(x, y) if isinstance(x, Tensor) else x == y for x, y in pairs)
+
+
 def same_state(one: SuccessorAgent, other: SuccessorAgent) -> None:
     """Networks, optimiser, posterior, draws, counters, random streams and replay are equal, bit for bit."""
     states = [agent.state_dict() | {"replay": agent.replay.state_dict()} for agent in (one, other)]
@@ -260,7 +271,7 @@ def test_a_resumed_agent_goes_on_as_the_one_that_never_stopped(tmp_path: Path) -
 
 def test_an_undone_update_is_due_again() -> None:
     """With its streams: the same draw and the same gradient step, from the same posterior."""
-    agent = small_agent(steps=160, learning={"every": 5}, exploration={"random_steps": 50, "draw_every": 20})
+    agent = small_agent(steps=160, learning={"every": 20}, exploration={"random_steps": 50, "draw_every": 20})
     train(agent, script())
     agent.step = 170
     before = copy.deepcopy(agent.state_dict())
@@ -272,8 +283,8 @@ def test_an_undone_update_is_due_again() -> None:
     agent._sums.copy_(before["sums"])
     agent._summed = before["counters"]["_summed"]
     for name in ("posterior", "perturbations", "absorbed", "draws", "random"):
-        assert repr(agent.state_dict()[name]) == repr(before[name]), name
-        assert repr(once[name]) != repr(before[name]), name
+        assert same(agent.state_dict()[name], before[name]), name
+        assert not same(once[name], before[name]), name
     agent.update()
     assert torch.equal(agent.perturbations, once["perturbations"])
     assert torch.equal(agent._sums[:3], once["sums"][:3])
@@ -315,7 +326,10 @@ def test_graphs_learn_and_act_as_eager_steps_do(num_envs: int) -> None:
     assert len(cuda.graphs) == 3, "all players use one graph"
 
 
-def test_compiled_steps_agree() -> None:
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled_steps_agree(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced, and with Inductor's code."""
+    monkeypatch.setattr("psdrl.runtime.execution._compiled", lambda f: torch.compile(f, backend=backend))
     eager, compiled = small_agent(), small_agent()
     compiled.execution = Execution(compiled.device, compile=True)
     compiled._gradient_step = make_step(
@@ -355,10 +369,10 @@ def test_from_the_command_line(cli_run: Run) -> None:
 
 
 def test_deepsea_is_explored() -> None:
-    """Six times right in a row: a random policy finds it once in 64 episodes and gains nothing from it."""
-    agent = SuccessorAgent(configure(algo="successor", env="deepsea-6", device="cpu", seed=1), vector_spec(36))
+    """Five times right in a row: a random policy finds it once in 32 episodes and gains nothing from it."""
+    agent = SuccessorAgent(configure(algo="successor", env="deepsea-5", device="cpu", seed=1), vector_spec(25))
     env, log = make_env(agent.config), ListLog()
-    train(agent, env, log, lambda: agent.episodes >= 300)
+    train(agent, env, log, lambda: agent.episodes >= 200)
     env.close()
     assert np.mean(np.array(log.values_of("train/return")[-50:]) > 0.5) > 0.9
     assert evaluate(agent, 1)[0] == pytest.approx(0.99)

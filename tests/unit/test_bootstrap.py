@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from psdrl.agents.bootstrap.acting import HeadActor, Stacks, VoteActor, vote
+from psdrl.agents.bootstrap.acting import HeadActor, VoteActor, vote
 from psdrl.agents.bootstrap.learning import bootstrap_loss, make_optimiser, make_step, masked_loss, targets
 from psdrl.agents.bootstrap.network import Heads, Networks, QNetwork
 from psdrl.agents.bootstrap.settings import LearningConfig, NetworkConfig
+from psdrl.agents.stacks import Stacks
 from psdrl.envs.vector import EnvSpec
 from psdrl.runtime.execution import EAGER, Execution
 
@@ -290,6 +291,21 @@ def test_bfloat16_is_close() -> None:
         assert all(p.dtype == torch.float32 for p in networks.parameters())
     torch.testing.assert_close(found[1], found[0], rtol=0.03, atol=0.03)
     assert not torch.equal(found[1], found[0]), "nothing was cast"
+
+
+def test_mixed_precision_lowers_the_torso_only() -> None:
+    """Features are those of autocast, cast back; the heads compute in float32."""
+    network = networks_of("image").float().online
+    frames = batch_of("image", 12)[0][:, :-1]
+    full = network.features(frames)
+    with torch.autocast("cpu", torch.bfloat16):
+        low = network.features(frames).float()
+    network.torso.bf16 = True
+    mixed = network.features(frames)
+    assert mixed.dtype == torch.float32
+    assert torch.equal(mixed, low)
+    assert not torch.equal(mixed, full)
+    torch.testing.assert_close(network(frames), network.heads(low))
 
 
 def test_target_is_a_copy_in_place() -> None:

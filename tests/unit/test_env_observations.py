@@ -123,7 +123,7 @@ def camera() -> Iterator[str]:
 
 
 @pytest.mark.parametrize(("device", "name"), [("cpu", "cpu"), ("cuda", "paper")])
-@pytest.mark.parametrize("algo", ["psdrl", "bootstrap", "dreamer"])
+@pytest.mark.parametrize("algo", ["psdrl", "bootstrap", "successor", "dreamer"])
 def test_pictures_get_the_preset_of_pictures(camera: str, algo: str, device: str, name: str) -> None:
     config, why = preset({"env": camera, "algo": algo, "device": device})
     assert config.preset == name

@@ -173,7 +173,7 @@ def test_mistakes_are_one_sentence(run: Path, arguments: list[str], words: str) 
         ask([str(run) if word == "RUN" else word for word in arguments])
 
 
-def test_an_agent_without_a_world_model_says_so(tmp_path: Path) -> None:
+def test_an_agent_whose_models_are_unknown_is_refused(tmp_path: Path) -> None:
     psdrl.train("CartPole-v1", algo="bootstrap", preset="debug", steps=100, logdir=tmp_path / "b", eval_every=0)
-    with pytest.raises(UserError, match="bootstrap has no world model"):
+    with pytest.raises(UserError, match="cannot ask bootstrap"):
         ask([str(tmp_path / "b")])

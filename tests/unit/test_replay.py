@@ -8,7 +8,7 @@ import torch
 
 import psdrl.replay.episodes
 from psdrl.agents.psdrl.synthetic import add_episode
-from psdrl.replay.episodes import Replay, on_device
+from psdrl.replay.episodes import Replay, on_device, parts
 from tests.helpers import filled_replay, small_agent, stored_episodes
 
 
@@ -323,3 +323,16 @@ def test_transition_slots_leave_out_the_last_observation_of_each_episode():
     replay = filled_replay([3, 1, 5, 4], capacity=10)  # the oldest episodes are gone, the ring has wrapped
     expected = [(start + i) % replay.num_slots for start, length in replay.episodes for i in range(length)]
     assert replay.transition_slots().tolist() == expected
+
+
+def test_stored_rows_are_a_slice_until_the_ring_turns() -> None:
+    replay = filled_replay([4, 3], capacity=8)
+    rows = replay.stored_rows()
+    assert isinstance(rows, slice)
+    assert list(range(rows.start, rows.stop)) == replay.stored_slots().tolist()
+    for part, slots in zip(parts(rows, 4), replay.stored_slots().split(4), strict=True):
+        assert torch.equal(replay.frames(part), replay.frames(slots))
+    rng = np.random.default_rng(0)
+    while isinstance(replay.stored_rows(), slice):
+        add_episode(replay, rng, 3)
+    assert torch.equal(torch.cat(list(parts(replay.stored_rows(), 4))), replay.stored_slots())

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from psdrl.agents.bootstrap.acting import Stacks
+from psdrl.agents.stacks import Stacks
 from psdrl.agents.successor.acting import ThompsonActor, make_choice
 from psdrl.agents.successor.learning import (
     best_probabilities,

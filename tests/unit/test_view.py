@@ -254,9 +254,9 @@ def test_mistakes_are_one_sentence(numbered: Path, tmp_path: Path, arguments: li
     assert "\n" not in str(error.value)
 
 
-def test_an_agent_without_a_world_model_says_so(tmp_path: Path) -> None:
+def test_an_agent_whose_models_are_unknown_is_refused(tmp_path: Path) -> None:
     path = run(tmp_path / "b", "CartPole-v1", algo="bootstrap")
-    with pytest.raises(UserError, match="bootstrap has no world model"):
+    with pytest.raises(UserError, match="cannot look into bootstrap"):
         look([str(path), "--out", str(tmp_path / "new")])
 
 

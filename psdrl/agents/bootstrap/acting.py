@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from psdrl.agents.bootstrap.network import Networks
-from psdrl.envs.vector import EnvSpec
-from psdrl.runtime.device import is_gpu, pinned_empty, uploaded
+from psdrl.agents.stacks import Stacks
+from psdrl.runtime.device import uploaded
 from psdrl.runtime.execution import Execution
 
 
@@ -19,38 +19,6 @@ def vote(q: Tensor) -> Tensor:
     preferred = q.argmax(2)
     votes = (preferred[:, None] == preferred[None]).sum(1)  # (K, n): how many agree with each head
     return preferred.gather(0, votes.argmax(0, keepdim=True))[0]  # argmax: the first of equals
-
-
-class Stacks:
-    """The last frames of N environments, oldest first; zeros before an episode's first."""
-
-    def __init__(self, num_envs: int, stack: int, spec: EnvSpec, device: torch.device) -> None:
-        shape, dtype = (num_envs, stack, *spec.shape), getattr(torch, spec.dtype)
-        self.device = device
-        # Pinned on a GPU, which copies from there: it is free again, because `act` waits for its actions.
-        self._frames = pinned_empty(shape, dtype).zero_() if is_gpu(device) else torch.zeros(shape, dtype=dtype)
-        self._view: NDArray = self._frames.numpy()
-
-    def start(self, started: NDArray[np.bool_]) -> None:
-        """New episodes begin where `started` (N,)."""
-        self._view[started] = 0
-
-    def push(self, observations: NDArray) -> None:
-        """The newest frames (N, *shape)."""
-        self._view[:, :-1] = self._view[:, 1:].copy()
-        self._view[:, -1] = observations
-
-    def state_dict(self) -> dict[str, Any]:
-        """The frames."""
-        return {"frames": self._frames}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
-        self._frames.copy_(state["frames"])
-
-    def on_device(self) -> Tensor:
-        """Stacks (N, stack, *shape) where the networks are."""
-        return self._frames.to(self.device, non_blocking=True)
 
 
 class HeadActor:
@@ -74,7 +42,7 @@ class HeadActor:
             with execution.autocast():
                 return (networks.chosen(frames, heads).argmax(1),)
 
-        self._greedy = execution.captured("act", greedy)
+        self._greedy = execution.kept("act", greedy)  # it knows no actor: all of them share its graphs
 
     def start(self, started: NDArray[np.bool_]) -> None:
         """New episodes begin where `started` (N,): a new head each."""

@@ -9,12 +9,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from psdrl.agents.bootstrap.acting import HeadActor, Stacks, VoteActor
+from psdrl.agents.bootstrap.acting import HeadActor, VoteActor
 from psdrl.agents.bootstrap.learning import make_optimiser, make_step
 from psdrl.agents.bootstrap.network import Networks
 from psdrl.agents.bootstrap.settings import BootstrapConfig
 from psdrl.agents.bootstrap.work import BootstrapWorkload
 from psdrl.agents.interface import Actor, Agent, Metrics
+from psdrl.agents.stacks import TRANSFORMS, Stacks
 from psdrl.envs.vector import EnvSpec, Step
 from psdrl.errors import Diverged
 from psdrl.kernels import triton_support
@@ -24,11 +25,6 @@ from psdrl.runtime.device import is_gpu, resolve_device
 from psdrl.runtime.execution import Execution, load_optimiser, optimiser_state
 from psdrl.runtime.profiling import Phases
 
-TRANSFORMS: dict[str, Callable[[NDArray], NDArray]] = {
-    "sign": np.sign,
-    "tanh": np.tanh,
-    "none": lambda reward: reward,
-}
 REPORT_EVERY = 500  # gradient steps: reading numbers back makes a GPU wait, and a line for each would be 475,000
 COUNTERS = ("step", "updates", "episodes", "next_update", "next_target", "_summed")
 

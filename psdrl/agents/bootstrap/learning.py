@@ -75,9 +75,10 @@ def make_step(
 
     def step(frames: Tensor, actions: Tensor, rewards: Tensor, terminated: Tensor, masks: Tensor) -> tuple[Tensor, ...]:
         optimiser.zero_grad(set_to_none=True)
-        with execution.autocast():
-            loss, q = loss_of(networks, frames, actions, rewards, terminated, masks, config.discount)
-        loss.backward()
+        with execution.fixed_shapes():
+            with execution.autocast():
+                loss, q = loss_of(networks, frames, actions, rewards, terminated, masks, config.discount)
+            loss.backward()
         if torso:
             torch._foreach_mul_([p.grad for p in torso if p.grad is not None], 1 / networks.online.heads.heads)
         norm = torch.nn.utils.clip_grad_norm_(parameters, config.clip)

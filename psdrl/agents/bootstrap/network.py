@@ -1,55 +1,12 @@
 """K dueling Q-functions on one torso, each with a prior that is never trained: Q_k = trained_k + scale * prior_k."""
 
-import math
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from psdrl.agents.bootstrap.settings import NetworkConfig
+from psdrl.agents.stacks import Torso
 from psdrl.envs.vector import EnvSpec
-from psdrl.errors import UserError
-
-
-class Torso(nn.Module):
-    """Stacks of frames to features: convolutions on images and grids, then ReLU layers; vectors have only these."""
-
-    def __init__(self, config: NetworkConfig, spec: EnvSpec, stack: int) -> None:
-        super().__init__()
-        self.grid, self.scale = spec.grid if config.grid_channels else None, 1 / 255 if spec.kind == "image" else 1.0
-        layers: list[nn.Module] = []
-        size = stack * math.prod(spec.shape)
-        if self.grid:
-            height, width, planes = self.grid
-            layers += [nn.Conv2d(stack * planes, config.grid_channels, 3), nn.ReLU()]
-            size = config.grid_channels * (height - 2) * (width - 2)
-        elif spec.kind == "image":
-            channels, height, width = spec.shape
-            channels *= stack
-            for outputs, kernel, stride in zip(config.channels, config.kernels, config.strides, strict=True):
-                height, width = ((side - kernel) // stride + 1 for side in (height, width))
-                if min(height, width) < 1:
-                    raise UserError(f"The torso shrinks {spec.shape} to nothing: use smaller --network.kernels.")
-                layers += [nn.Conv2d(channels, outputs, kernel, stride), nn.ReLU()]
-                channels = outputs
-            size = channels * height * width
-        layers.append(nn.Flatten())
-        for units in config.torso:
-            layers += [nn.Linear(size, units), nn.ReLU()]
-            size = units
-        self.layers, self.size = nn.Sequential(*layers), size
-        self.bf16 = False  # whether it runs in bfloat16 although the heads do not (--precision mixed)
-
-    def forward(self, stacks: Tensor) -> Tensor:
-        """Features (n, F) of stacks (n, stack, *shape), in the parameters' type."""
-        if self.grid:  # flattened with its channels last
-            stacks = stacks.unflatten(2, self.grid).permute(0, 1, 4, 2, 3)
-        inputs = stacks.flatten(1, 2)
-        inputs = inputs * self.scale if self.scale != 1 else inputs
-        if not self.bf16:
-            return self.layers(inputs)
-        with torch.autocast(inputs.device.type, torch.bfloat16):
-            return self.layers(inputs).to(stacks.dtype)
 
 
 class Heads(nn.Module):

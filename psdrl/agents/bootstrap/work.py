@@ -1,5 +1,7 @@
 """What a gradient step and an action do, and what they need of memory: for the cost model, `psdrl.cost`."""
 
+from contextlib import AbstractContextManager
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -10,7 +12,7 @@ from psdrl.agents.bootstrap.network import Networks
 from psdrl.agents.bootstrap.settings import BootstrapConfig
 from psdrl.envs.vector import EnvSpec
 from psdrl.replay.frames import Transitions
-from psdrl.runtime.work import Count, Loop, Phase, Trial, Work, Workload, adam, count, weights
+from psdrl.runtime.work import CPU, NOTHING, Count, Loop, Phase, Trial, Work, Workload, adam, count, weights
 
 # Besides loss and gradient: clipping and Adam are 15 to 23 operations, counted with a dispatch mode; drawing a batch is
 # work for the host that takes as long as 10 to 50 of them.
@@ -90,10 +92,11 @@ class BootstrapWorkload(Workload):
             "activations": 4 * self.step.numbers,
         }
 
-    def trials(self) -> dict[str, Trial]:
+    def trials(self, device: torch.device = CPU, images: AbstractContextManager = NOTHING) -> dict[str, Trial]:
         """A gradient step, and the same networks without one."""
         config = self.config
-        networks, batch = Networks(config.network, self.spec, config.replay.stack), self._batch()
+        networks = Networks(config.network, self.spec, config.replay.stack).to(device)
+        batch = Transitions(*(x.to(device) for x in self._batch()))
         step = make_step(networks, make_optimiser(networks, config.learning.learning_rate), config.learning)
         gradient = Trial(2 * self.step.macs, lambda: step(*batch), self.step.launches + OPTIMISER)
         frames, forward = batch.frames[:, 1:], torch.no_grad()(networks.q)

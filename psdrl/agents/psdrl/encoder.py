@@ -8,6 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from psdrl.replay.episodes import Slots
+
 LEAST_DEVIATION = 0.1  # of the largest: pixels that hardly ever change must not become the loudest
 
 
@@ -86,12 +88,16 @@ class Encoder(nn.Module, ABC):
         self.latent_mean.copy_(world.of_scale(mean))
         self.latent_scale.copy_(world.of_scale(scale))
 
-    def rescale_(self, table: Tensor, slots: Tensor, world: Scales) -> None:
-        """The same from the states at these slots (n,) of a table (m, Z), which are then scaled in place."""
-        if self.standardise:
-            latents = table[slots]
-            self.renew_scale(lambda: latents, world)
-            table[slots] = self.scaled(latents)
+    def rescale_(self, table: Tensor, rows: Slots, world: Scales) -> None:
+        """The same from the states at these rows (n) of a table (m, Z), which are then scaled in place."""
+        if not self.standardise:
+            return
+        latents = table[rows]
+        self.renew_scale(lambda: latents, world)
+        if isinstance(rows, slice):  # a view of the table: nothing as large as that is made
+            latents.sub_(self.latent_mean).mul_(self.latent_scale)
+        else:
+            table[rows] = self.scaled(latents)
 
 
 class Identity(Encoder):

@@ -7,13 +7,14 @@ Per state-action row at the paper's sizes: 15.8M multiply-adds instead of 29.7M 
 """
 
 from itertools import pairwise
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from psdrl.agents.psdrl.descent import Tapping
+from psdrl.agents.psdrl.narrow import Narrow
 from psdrl.agents.psdrl.networks import TanhLayer, plain_tanh
 from psdrl.agents.psdrl.regression import Statistics
 from psdrl.agents.psdrl.settings import ForwardConfig
@@ -76,6 +77,14 @@ class FlatModel(WorldModel):
     def prepare(self, sample: SampledModel) -> SampledWorld:
         return fold(self, sample)
 
+    def narrow(self, sample: SampledModel, rows: int) -> Narrow | None:
+        world, latent = self.fold(sample), self.latent_size
+        if not isinstance(world, Folded):  # another one, of a model derived from this
+            return None
+        code = len(world.first) + self.hidden_size
+        by_code = rows * (code + latent / self.num_actions) + latent * (code + latent)
+        return world.narrow() if by_code < rows * (latent + self.hidden_size) else None
+
 
 class Folded(NamedTuple):
     """A sampled forward model, split into per-state parts, action columns and per-action parts.
@@ -103,7 +112,7 @@ class Folded(NamedTuple):
 
     def lowered(self, dtype: torch.dtype) -> "Folded":
         """With what enters products in this dtype, as autocast would cast it; `gru_actions` is none."""
-        weights = {
+        weights: dict[str, Any] = {
             name: [(w.to(dtype), b.to(dtype)) for w, b in value] if name == "hidden" else value.to(dtype)
             for name, value in self._asdict().items()
             if name != "gru_columns"
@@ -112,20 +121,51 @@ class Folded(NamedTuple):
 
     def predict(self, latents: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """[z^, r^] (n A, Z + 1) of all actions, and h' (n A, H), from latent states (n, Z) and hidden states (n, H)."""
-        size = hidden.shape[1]
         state = linear(latents, self.state, self.state_bias)
-        recurrent = linear(hidden, self.recurrent, self.recurrent_bias)
-        rows = gru_actions(state[:, : 3 * size], recurrent, self.gru_columns, hidden).flatten(0, 1)
-        units, ways = len(self.first), []
+        rows, x = self._units(state, hidden)
+        size, units, ways = hidden.shape[1], len(self.first), []
         if units:
-            x = linear_tanh(rows, self.first, None, state[:, 3 * size : 3 * size + units], self.first_columns)
-            for weight, bias in self.hidden:
-                x = linear_tanh(x, weight, bias)
             ways.append(linear(x, self.output, self.output_bias))
         if len(self.direct):
             of_state = state[:, None, 3 * size + units :] + self.direct_columns
             ways.append(linear(rows, self.direct) + of_state.flatten(0, 1))
         return sum(ways[1:], ways[0]), rows
+
+    def _units(self, state: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """h' (n A, H) and the last tanh layer (n A, U), from what z adds (n, 3H + U + D) and hidden states (n, H)."""
+        size, units = hidden.shape[1], len(self.first)
+        recurrent = linear(hidden, self.recurrent, self.recurrent_bias)
+        rows = gru_actions(state[:, : 3 * size], recurrent, self.gru_columns, hidden).flatten(0, 1)
+        if not units:
+            return rows, rows[:, :0]
+        x = linear_tanh(rows, self.first, None, state[:, 3 * size : 3 * size + units], self.first_columns)
+        for weight, bias in self.hidden:
+            x = linear_tanh(x, weight, bias)
+        return rows, x
+
+    def codes(self, latents: Tensor, hidden: Tensor) -> Tensor:
+        """[last tanh layer, h'] (n A, U + H)."""
+        inner = 3 * hidden.shape[1] + len(self.first)
+        rows, x = self._units(linear(latents, self.state[:inner], self.state_bias[:inner]), hidden)
+        return torch.cat([x, rows], 1)
+
+    def narrow(self) -> Narrow:
+        """The same predictions by codes."""
+        inner, outputs = len(self.recurrent) + len(self.first), len(self.output)
+        of_z, columns, of_h = self.state[inner:], self.direct_columns, self.direct
+        if not len(of_h):  # no direct way
+            of_z, of_h = (
+                self.state.new_zeros(outputs, self.state.shape[1]),
+                self.first.new_zeros(outputs, self.hidden_size),
+            )
+            columns = of_z.new_zeros(self.num_actions, outputs)
+        bias = self.output_bias if len(self.first) else self.state_bias[inner:]
+        return Narrow(self.codes, torch.cat([self.output[:, : len(self.first)], of_h], 1), of_z, columns + bias)
+
+    @property
+    def hidden_size(self) -> int:
+        """H."""
+        return self.recurrent.shape[1]
 
 
 @torch.no_grad()

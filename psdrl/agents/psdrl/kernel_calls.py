@@ -35,7 +35,7 @@ class KernelCalls(NamedTuple):
             models = Models(config, spec)
             _act(models, config.num_envs // config.env_groups)
             rows = spec.num_actions * models.forward_model.rows_per_state
-            _plan(models, max(1, at_once // rows))
+            _plan(models, max(1, at_once // rows), config)
             _learn(models, config, at_once)
         return cls(calls, models.forward_model.output.in_features)
 
@@ -51,9 +51,13 @@ def _act(models: Models, states: int) -> None:
     Lookahead(world, models.termination, models.value).action(latents, hidden, tie_noise)
 
 
-def _plan(models: Models, states: int) -> None:
+def _plan(models: Models, states: int, config: PsdrlConfig) -> None:
     world, latents, hidden = _states(models, states)
     predict(world, models.termination, latents, hidden).planned(models.target)
+    rows = config.replay.batch * config.value.target_every * world.num_actions
+    narrow = models.forward_model.narrow(models.forward_model.sampled(None), rows)
+    if narrow is not None:
+        narrow.values(models.target, narrow.predict(models.termination, latents, hidden), latents)
 
 
 def _learn(models: Models, config: PsdrlConfig, at_once: int) -> None:

@@ -5,7 +5,7 @@ backpropagation the parameters are fixed, so the GRU is scanned first and everyt
 all l * B rows at once.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -22,7 +22,7 @@ from psdrl.agents.psdrl.termination import Termination
 from psdrl.agents.psdrl.world_model import WorldModel
 from psdrl.kernels.linear_tanh import linear_tanh
 from psdrl.kernels.linear_tanh.aten import product
-from psdrl.replay.episodes import Batch, Replay
+from psdrl.replay.episodes import Batch, Replay, Slots, parts
 from psdrl.runtime.device import is_gpu
 from psdrl.runtime.execution import EAGER, Execution, optimiser_state
 
@@ -121,14 +121,14 @@ def train_autoencoder(
     return {"autoencoder": torch.stack(losses).mean()} if losses else {}
 
 
-def chunks(slots: Tensor, execution: Execution) -> tuple[Tensor, ...]:
+def chunks(slots: Slots, execution: Execution) -> Iterator[Slots]:
     """Slots (n,) in chunks to encode. On a CPU 256 frames make 47 MB of activations in the paper's first convolution,
     and more are no faster. A GPU takes 2,048, and always as many, so that cuDNN meets one shape: the last slot is
     repeated until the last chunk is full."""
     size = min(execution.chunk_rows, GPU_FRAMES if is_gpu(execution.device) else CPU_FRAMES)
-    if is_gpu(execution.device) and len(slots):
+    if is_gpu(execution.device) and isinstance(slots, Tensor) and len(slots):
         slots = torch.cat([slots, slots[-1:].expand(-len(slots) % size)])
-    return slots.split(size)
+    return parts(slots, size)
 
 
 @torch.no_grad()
@@ -137,11 +137,11 @@ def encode_buffer(models: Models, replay: Replay, execution: Execution = EAGER) 
     are: filling MinAtar Freeway's 945 MB takes longer than encoding 10,000 of its states."""
     like = next(models.forward_model.parameters())
     table = like.new_empty(replay.num_slots, models.autoencoder.latent_size)
-    for slots in chunks(replay.stored_slots(), execution):
+    for rows in chunks(replay.stored_rows(), execution):
         with execution.fixed_shapes(), execution.image_autocast():
-            latents = models.autoencoder.latents(replay.frames(slots))
-        table[slots] = latents.to(table)
-    models.autoencoder.rescale_(table, replay.stored_slots(), models.forward_model)
+            latents = models.autoencoder.latents(replay.frames(rows))
+        table[rows] = latents.to(table)
+    models.autoencoder.rescale_(table, replay.stored_rows(), models.forward_model)
     return table
 
 

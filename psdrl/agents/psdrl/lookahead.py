@@ -5,22 +5,24 @@ Q_K(s, a) = r + gamma 1[omega < 0.5] G_{K-1}(s'), where G_0 = V and G_k(s) = Q_k
 `oracle.lookahead` gives the same numbers with one forward-model call per action."""
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from psdrl.agents.psdrl.learning import Latents
 from psdrl.agents.psdrl.termination import Termination
 from psdrl.agents.psdrl.value import MinEnsemble
 from psdrl.agents.psdrl.world_model import SampledWorld
 from psdrl.replay.episodes import Replay
 
+if TYPE_CHECKING:
+    from psdrl.agents.psdrl.learning import Latents
+
 
 class Predictions(NamedTuple):
     """What each action leads to, as far as it does not depend on the value network."""
 
-    latents_hidden: Tensor  # (n, A, Z + H) [z^, h'], the value network's input
+    latents_hidden: Tensor  # (n, A, Z + H) [z^, h'], the value network's input; or codes, see `narrow`
     rewards: Tensor  # (n, A)
     omega: Tensor  # (n, A) termination estimates
 
@@ -50,7 +52,7 @@ class Happened(NamedTuple):
     ends: Tensor  # (n,) delta of Eq. 3
 
     @classmethod
-    def at(cls, replay: Replay, latents: Latents, slots: Tensor) -> "Happened":
+    def at(cls, replay: Replay, latents: "Latents", slots: Tensor) -> "Happened":
         """After the states at slots (n,)."""
         following = latents[(slots + 1) % replay.num_slots]
         return cls(

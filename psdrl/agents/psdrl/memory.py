@@ -12,6 +12,7 @@ from psdrl.agents.psdrl.networks import one_hot
 from psdrl.replay.episodes import Episode, Replay
 
 if TYPE_CHECKING:
+    from psdrl.agents.psdrl.learning import Latents
     from psdrl.agents.psdrl.world_model import WorldModel
 
 
@@ -40,7 +41,7 @@ class Stretch(NamedTuple):
 
 @torch.no_grad()
 def walk(
-    model: "WorldModel", replay: Replay, latents: Tensor, chunk_rows: int, some: Iterable[Episode] | None = None
+    model: "WorldModel", replay: Replay, latents: "Latents", chunk_rows: int, some: Iterable[Episode] | None = None
 ) -> Iterator[Stretch]:
     """All stored episodes, or some, from their start, h_0 = 0, in stretches of at most `chunk_rows` rows (at least one
     step).
@@ -84,7 +85,7 @@ class Memory:
         return table
 
     def states(
-        self, model: "WorldModel", replay: Replay, latents: Tensor, some: list[Episode]
+        self, model: "WorldModel", replay: Replay, latents: "Latents", some: list[Episode]
     ) -> tuple[Tensor, Tensor]:
         """The slots (n,) of these episodes' transitions, and h_t (n, H) there, as playing led to them."""
         rows = sum(episode.length for episode in some)
@@ -125,7 +126,7 @@ class Memoryless(Memory):
         return model.no_hidden(replay.num_slots)
 
     def states(
-        self, model: "WorldModel", replay: Replay, latents: Tensor, some: list[Episode]
+        self, model: "WorldModel", replay: Replay, latents: "Latents", some: list[Episode]
     ) -> tuple[Tensor, Tensor]:
         slots = torch.cat([torch.arange(e.start, e.start + e.length) for e in some]).to(replay.device)
         return slots % replay.num_slots, model.no_hidden(len(slots))

@@ -22,7 +22,7 @@ from psdrl.agents.psdrl.value import MinEnsemble
 from psdrl.agents.psdrl.world_model import SampledModel
 from psdrl.kernels.linear_tanh import linear, linear_tanh
 from psdrl.kernels.linear_tanh.aten import product
-from psdrl.kernels.tanh_net_steps import serves, tanh_net_steps_
+from psdrl.kernels.tanh_net_steps import possible, serves, tanh_net_steps_
 from psdrl.replay.episodes import Replay
 from psdrl.runtime.execution import EAGER, Execution, optimiser_state
 
@@ -58,6 +58,14 @@ def planned_returns(predictions: Predictions, target: MinEnsemble) -> Tensor:
     return predictions.planned(target)
 
 
+def in_one_call(value: MinEnsemble, optimiser: torch.optim.Optimizer, states: Tensor, targets: Tensor) -> bool:
+    """Whether csrc takes the gradient steps of states (n, B, Z + H), because it can and is faster than one by one."""
+    if not possible(states, optimiser):
+        return False
+    one = value.networks()[0]
+    return serves(states, list(value.parameters()), len(value), lambda: value_gradient(one, states[0], targets[0]))
+
+
 def train_value(
     models: Models,
     optimisers: Optimisers,
@@ -73,13 +81,26 @@ def train_value(
     predict_all, one_pass = execution.compiled(predict), descent.in_one_pass(execution.device)
     targets_of, gradient = execution.compiled(planned_returns), execution.compiled(value_gradient)
 
+    block = config.value.target_every
+    rows = config.replay.batch * block * forward_model.num_actions
+    plain = execution.plain and not config.value.hindsight
+    narrow = forward_model.narrow(model, rows) if plain else None
+    width = latents.shape[1] + forward_model.hidden_size if narrow is None else narrow.code.shape[1]
+
+    def planned(predictions: Predictions, states: Tensor) -> Tensor:
+        """The targets (n B,) from states (n, B, Z + H)."""
+        if narrow is None:
+            return targets_of(predictions, models.target)
+        values = narrow.values(models.target, predictions, states.flatten(0, 1)[:, : latents.shape[1]])
+        return models.target.planned(predictions.rewards, predictions.omega, values)
+
     @torch.no_grad()
     def steps(latents_hidden: Tensor, rewards: Tensor, omega: Tensor, states: Tensor) -> tuple[Tensor]:
         """V' on what the actions of n steps lead to (n B, A, .), then n gradient steps from states (n, B, Z + H)."""
         losses = []
         with execution.autocast():
-            targets = targets_of(Predictions(latents_hidden, rewards, omega), models.target).view(states.shape[:2])
-            if not execution.compile and serves(states, optimiser):
+            targets = planned(Predictions(latents_hidden, rewards, omega), states).view(states.shape[:2])
+            if execution.plain and in_one_call(value, optimiser, states, targets):
                 return (tanh_net_steps_(states, targets, optimiser, list(value.parameters()), len(value)).flatten(),)
             for x, target in zip(states, targets, strict=True):
                 found = value.each(partial(gradient, one_pass=one_pass), x, target)
@@ -89,6 +110,8 @@ def train_value(
 
     @torch.no_grad()
     def foresee(z: Tensor, hidden: Tensor, happened: Happened | None) -> Predictions:
+        if narrow is not None:
+            return narrow.predict(models.termination, z, hidden)
         with execution.autocast():
             return predict_all(forward_model.fold(model), models.termination, z, hidden, happened)
 
@@ -96,9 +119,8 @@ def train_value(
     scan = execution.kept("scan", lambda inputs, hidden: (forward_model.scan(inputs, hidden),))
     losses: list[Tensor] = []
     batches = [sample() for _ in range(config.planning_iterations)]
-    block = config.value.target_every
-    hindsight = config.value.hindsight
-    rollout = Rollout(foresee, scan, forward_model, latents, replay, hindsight, execution.chunk_rows, block)
+    how = (execution.chunk_rows, block, width)
+    rollout = Rollout(foresee, scan, forward_model, latents, replay, config.value.hindsight, *how)
     with torch.no_grad():
         for first, states, predictions in rollout.blocks(batches, config):
             if first % block == 0:

@@ -47,6 +47,7 @@ class Rollout(NamedTuple):
     hindsight: bool  # `--value.hindsight`
     chunk_rows: int  # most rows that a network sees at once
     block: int  # steps for which V' is constant
+    width: int  # numbers that a prediction has
 
     @property
     def most(self) -> int:
@@ -95,7 +96,7 @@ class Rollout(NamedTuple):
             place = of_slot[place]
         z, hidden = self.latents[slots], hidden_states[slots]
         states = torch.cat([z, hidden], 1)
-        size = self.model.num_actions * states[0].nbytes * len(slots)
+        size = self.model.num_actions * self.width * states.itemsize * len(slots)
         if size > TABLE_BYTES and len(batches) > 1:
             half = len(batches) // 2
             yield from self.from_episodes(batches[:half], hidden_states, backward)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from psdrl.agents.psdrl.kernel_calls import of_products
 from psdrl.agents.psdrl.settings import PsdrlConfig
 from psdrl.agents.psdrl.synthetic import atari_spec, filled_agent
 from psdrl.agents.registry import configure
@@ -77,7 +78,8 @@ def outcome(config: PsdrlConfig, arithmetic: AbstractContextManager | None = Non
     def parameters() -> torch.Tensor:
         return torch.cat([p.detach().double().cpu().flatten() for p in agent.models.parameters()])
 
-    with checks.switches(torch.device(config.device), config.precision), arithmetic or nullcontext():
+    device = torch.device(config.device)
+    with checks.switches(device, of_products(device, config.precision)), arithmetic or nullcontext():
         agent = filled_agent(config, atari_spec(6), [100] * 3)
         before, start = parameters(), time.perf_counter()
         for _ in range(2):

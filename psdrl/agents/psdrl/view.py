@@ -11,6 +11,7 @@ from torch import Tensor
 
 from psdrl.agents.psdrl import oracle
 from psdrl.agents.psdrl.agent import TRANSFORMS, PsdrlAgent
+from psdrl.agents.psdrl.value import THRESHOLD
 from psdrl.agents.psdrl.world_model import SampledModel
 from psdrl.errors import UserError
 
@@ -60,7 +61,8 @@ def stored(agent: PsdrlAgent, number: int) -> Shown:
     slots = (episode.start + torch.arange(episode.length + 1)) % replay.num_slots
     slots = slots.to(replay.device)
     parts = (replay.frames(slots), replay.actions[slots[:-1]], replay.rewards[slots[:-1]])
-    return shown(agent, *(part.cpu().numpy() for part in parts), raw=False)
+    observations, actions, rewards = (part.cpu().numpy() for part in parts)
+    return shown(agent, observations, actions, rewards, raw=False)
 
 
 def truth(agent: PsdrlAgent, observations: NDArray) -> Numbers:
@@ -153,10 +155,10 @@ def choices(agent: PsdrlAgent, episode: Shown, several: list[SampledModel]) -> C
     for sample in [agent.draw(mean=True), *several]:
         for action in range(agent.spec.num_actions):
             taken = torch.full((len(z),), action, device=z.device)
-            following, h, reward, alive = oracle.step(models, sample, z, taken, hidden)
+            following, h, reward, omega = oracle.step(models, sample, z, taken, hidden)
             after = oracle.followed(models, sample, value, following, h, value.lookahead - 1)
             rewards.append(reward)
-            values.append(value.discount * torch.where(alive, after, 0.0))
+            values.append(value.discount * torch.where(omega < THRESHOLD, after, 0.0))
     shape = 1 + len(several), agent.spec.num_actions, len(z)
     parts = (torch.stack(x).view(shape).transpose(1, 2).double().cpu().numpy() for x in (rewards, values))
     return Choices(*parts)

@@ -5,7 +5,7 @@ planning and acting know this interface only."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,9 @@ from psdrl.agents.psdrl.networks import TanhLayer, one_hot, plain_tanh
 from psdrl.agents.psdrl.regression import Statistics
 from psdrl.agents.psdrl.settings import ForwardConfig
 from psdrl.replay.episodes import Replay
+
+if TYPE_CHECKING:
+    from psdrl.agents.psdrl.narrow import Narrow
 
 
 class SampledWorld(Protocol):
@@ -93,6 +96,10 @@ class WorldModel(nn.Module, ABC):
         """The same, made once per sample: it belongs to the networks as they were when it was drawn."""
         sample.world = sample.world or self.prepare(sample)
         return sample.world
+
+    def narrow(self, sample: SampledModel, rows: int) -> "Narrow | None":
+        """The same world by codes, if for `rows` rows per target network these need fewer multiply-adds."""
+        return None
 
     def by_scale(self, latents: Tensor) -> Tensor:
         """Latent states (n, Z) as rows of numbers, of which each column is to have one scale."""

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from psdrl.agents.bootstrap.acting import Stacks
+from psdrl.agents.stacks import Stacks
 from psdrl.agents.successor.network import Networks
 from psdrl.runtime.device import uploaded
 from psdrl.runtime.execution import Execution

@@ -9,9 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from psdrl.agents.bootstrap.acting import Stacks
-from psdrl.agents.bootstrap.agent import REPORT_EVERY, TRANSFORMS
 from psdrl.agents.interface import Actor, Agent, Metrics
+from psdrl.agents.stacks import TRANSFORMS, Stacks
 from psdrl.agents.successor.acting import ThompsonActor, make_choice
 from psdrl.agents.successor.learning import make_optimiser, make_step, noise_shape
 from psdrl.agents.successor.network import Networks
@@ -27,6 +26,7 @@ from psdrl.runtime.device import is_gpu, resolve_device
 from psdrl.runtime.execution import Execution, load_optimiser, optimiser_state
 from psdrl.runtime.profiling import Phases
 
+REPORT_EVERY = 500  # gradient steps: reading numbers back makes a GPU wait, and a line for each would be 450,000
 COUNTERS = ("step", "updates", "episodes", "next_update", "next_target", "next_draw", "_summed")
 NAMES = ("loss/reward", "loss/successor", "loss/q", "train/q", "train/gradient_norm")
 
@@ -53,6 +53,8 @@ class SuccessorAgent(Agent):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seeds[2])
             self.networks = Networks(config.network, spec, config.replay.stack).to(self.device)
+        for network in (self.networks.online, self.networks.target):
+            network.torso.bf16 = self.execution.precision == "mixed"
         self.evaluation_seed = seeds[3]
         self.posterior = RewardPosterior(config.posterior, config.network.features, self.device)
         self.perturbations = torch.zeros(config.num_envs, config.network.features, device=self.device)

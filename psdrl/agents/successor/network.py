@@ -4,8 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from psdrl.agents.bootstrap.network import Torso
-from psdrl.agents.bootstrap.settings import NetworkConfig as TorsoConfig
+from psdrl.agents.stacks import Torso
 from psdrl.agents.successor.settings import NetworkConfig
 from psdrl.envs.vector import EnvSpec
 
@@ -19,14 +18,7 @@ class FeatureNetwork(nn.Module):
         super().__init__()
         self.actions, self.features = spec.num_actions, config.features
         self.joint, self.residual = config.joint_normalisation, config.residual
-        sizes = TorsoConfig(
-            channels=config.channels,
-            kernels=config.kernels,
-            strides=config.strides,
-            grid_channels=config.grid_channels,
-            torso=config.torso,
-        )
-        self.torso = Torso(sizes, spec, stack)
+        self.torso = Torso(config, spec, stack)
         self.phi = nn.Linear(self.torso.size, self.actions * self.features)
         self.psi = nn.Linear(self.torso.size, (1 + self.actions) * self.features)  # the block of all actions first
         self.w = nn.Parameter(torch.empty(1, self.features))

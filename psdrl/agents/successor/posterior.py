@@ -13,6 +13,12 @@ from psdrl.errors import Diverged
 from psdrl.kernels.posterior import gram_accumulate_, posterior_factor, posterior_sample
 
 
+def check(info: Tensor) -> None:
+    """Raise if a factorisation failed; info as in `posterior_factor`."""
+    if any(info.tolist()):
+        raise Diverged("posterior", "the precision of w is not finite or indefinite")
+
+
 class RewardPosterior:
     """Covariance beta^2 P^-1 of w (k,). P starts as ridge I; a row phi makes it (1 - forgetting) P + phi phi^T.
 
@@ -41,8 +47,7 @@ class RewardPosterior:
         """The precision's factor L, and the root R = L^-1 of the covariance, R^T R = Sigma."""
         variance = gram.new_tensor([self.beta**2])
         factor, _, info = posterior_factor(gram, variance / ridge, variance)
-        if int(info):
-            raise Diverged("posterior", "the precision of w is not finite or indefinite")
+        check(info)
         identity = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
         self.gram, self.ridge, self.factor = gram, ridge, factor
         self.root.copy_(posterior_sample(factor, self._mean, [1], identity[:, None])[:, 0])

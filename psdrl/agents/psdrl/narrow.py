@@ -1,0 +1,57 @@
+"""Predictions for planning in fewer numbers than they have.
+
+Planning asks of a prediction its reward and what first layers of networks make of it. If [z^, r^] is linear in a code c
+that is narrower than z^, z^ itself is never needed: for weights [W_z, W_h]
+    W_z z^ + W_h h' = (W_z M) c + W_h h' + (W_z N) z + W_z columns_a    with  z^ = M c + N z + columns_a.
+The z term is one product per state, not per action. At the cpu preset a row costs 192 x 256 multiply-adds instead of
+358 x 256 in the value network, and 66,000 instead of 135,000 in forward and termination model."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from psdrl.agents.psdrl.lookahead import Predictions
+from psdrl.agents.psdrl.networks import TanhNet
+from psdrl.agents.psdrl.value import MinEnsemble
+from psdrl.kernels.linear_tanh import linear, linear_tanh
+from psdrl.kernels.linear_tanh.aten import product
+from psdrl.kernels.tanh_dot import tanh_net
+
+
+class Narrow(NamedTuple):
+    """A sampled world whose predictions are linear in codes c (n A, C), of which the last H numbers are h'."""
+
+    codes: Callable[[Tensor, Tensor], Tensor]  # from latent states (n, Z) and hidden states (n, H)
+    code: Tensor  # (Z + 1, C) M, and the reward's row
+    latent: Tensor  # (Z + 1, Z) N
+    columns: Tensor  # (A, Z + 1) what each action adds, the bias included
+
+    def predict(self, termination: TanhNet, latents: Tensor, hidden: Tensor) -> Predictions:
+        """As `lookahead.predict`, with codes (n, A, C) in the place of [z^, h']."""
+        codes, shape = self.codes(latents, hidden), (len(latents), len(self.columns))
+        state = linear(latents, self.latent[-1:]) + self.columns[:, -1]
+        rewards = linear(codes, self.code[-1:]).view(shape) + state
+        omega = self.behind(termination, codes, latents)
+        return Predictions(codes.view(*shape, codes.shape[1]), rewards, omega.view(shape))
+
+    def values(self, value: MinEnsemble, predictions: Predictions, latents: Tensor) -> Tensor:
+        """V(z^, h') (n, A) of predictions from latent states (n, Z)."""
+        codes = predictions.latents_hidden.flatten(0, 1)
+        first, *others = (self.behind(network, codes, latents) for network in value.networks())
+        for other in others:
+            first = torch.minimum(first, other)
+        return first.view_as(predictions.rewards)
+
+    def behind(self, network: TanhNet, codes: Tensor, latents: Tensor) -> Tensor:
+        """The network's output (n A,) for [z^, h'], or for z^ if that is all it sees."""
+        first, *rest = network.linear_layers()
+        of_z, of_h = first.weight[:, : self.latent.shape[1]], first.weight[:, self.latent.shape[1] :]
+        of_code = product(of_z, self.code[:-1])
+        of_code[:, of_code.shape[1] - of_h.shape[1] :] += of_h
+        columns = torch.addmm(first.bias, self.columns[:, :-1], of_z.T)
+        x = linear_tanh(codes, of_code, None, linear(latents, product(of_z, self.latent[:-1])), columns)
+        if len(rest) == 1:
+            return linear(x, rest[0].weight, rest[0].bias).squeeze(1)
+        return tanh_net(x, [layer.weight for layer in rest], [layer.bias for layer in rest])
