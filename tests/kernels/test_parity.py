@@ -101,6 +101,7 @@ CASES: dict[str, dict[str, Any]] = {
         "forward": {"recurrent": 0},
         "termination": {"weight": 4.0, "predicted": True},
         "value": {"sweep": "backward", "target_every": 1, "networks": 2, "iterations": 2},
+        "replay": {"batch": 40},
     },
     "no-memory-grid": {"kind": "grid", "different": 3, "grid": True, "forward": {**INPUTS, "recurrent": 0}},
     "no-memory-released": {
@@ -145,19 +146,18 @@ def test_each_state_is_predicted_once_as_far_as_memory_goes(table, monkeypatch):
     assert max(rows) <= 40 // 3
 
 
-def test_equal_states_of_a_gradient_step_are_merged(monkeypatch):
+def test_equal_transitions_of_a_window_are_merged(monkeypatch):
     agent = debug_agent("fast", torch.float64, **CASES["no-memory-merged"])
-    rows, gradient = [], planning.value_gradient
+    rows, loss = [], learning.window_loss
 
-    def counted(value, states, *others, **options):
-        rows.append(len(states))
-        return gradient(value, states, *others, **options)
+    def counted(model, latents, *others, **options):
+        rows.append(latents.shape[:2])
+        return loss(model, latents, *others, **options)
 
-    monkeypatch.setattr(planning, "value_gradient", counted)
+    monkeypatch.setattr(learning, "window_loss", counted)
     agent.update()
-    assert len(rows) == 2 * 2 * 9
-    assert max(rows) <= agent.config.replay.batch
-    assert sum(rows) < 0.9 * agent.config.replay.batch * len(rows)
+    window, batch = agent.config.forward.window, agent.config.replay.batch
+    assert all(length == 2 and size < 0.7 * window * batch for length, size in rows[:-1])
 
 
 @pytest.mark.parametrize("phase", ["autoencoder", "forward", "posterior", "value"])

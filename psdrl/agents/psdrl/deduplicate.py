@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 ROWS = 4096  # at a time: nothing as large as the table is copied
+SIZES = 16  # counted rows come in multiples of it: libraries are chosen, by measurement, for every size of a product
 
 
 def keys(table: Tensor, rows: Tensor) -> Tensor:
@@ -25,3 +26,12 @@ def firsts(table: Tensor, rows: Tensor) -> Tensor:
     pairs = zip(rows[first].split(ROWS), rows.split(ROWS), strict=True)
     equal = torch.cat([(table[a] == table[b]).all(1) for a, b in pairs])
     return torch.where(equal, first, own)
+
+
+def counted(numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """Those of the numbers (n,) that differ, and the share (m,) in float64 that each has in all; then the first of them
+    again, with share 0, up to a multiple of SIZES or n."""
+    kept, times = numbers.unique(return_counts=True)
+    added = min(-len(kept) % SIZES, len(numbers) - len(kept))
+    share = torch.cat([times, times.new_zeros(added)]).double() / len(numbers)
+    return torch.cat([kept, kept[:1].expand(added)]), share

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from psdrl.agents.psdrl import descent
-from psdrl.agents.psdrl.deduplicate import firsts
+from psdrl.agents.psdrl.deduplicate import counted, firsts
 from psdrl.agents.psdrl.encoder import Encoder
 from psdrl.agents.psdrl.models import Models
 from psdrl.agents.psdrl.networks import one_hot
@@ -218,9 +218,8 @@ def merged(z: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
     before, after = z[:-1].flatten(0, 1), z[1:].flatten(0, 1)
     columns = torch.stack([x.flatten().to(z) for x in others], 1)
     rows = torch.cat([before, after, columns], 1)
-    kept, times = firsts(rows, torch.arange(len(rows), device=z.device)).unique(return_counts=True)
-    share = (times / len(rows)).to(z)
-    return torch.stack([before[kept], after[kept]]), *(x.flatten()[kept][None] for x in others), share
+    kept, share = counted(firsts(rows, torch.arange(len(rows), device=z.device)))
+    return torch.stack([before[kept], after[kept]]), *(x.flatten()[kept][None] for x in others), share.to(z)
 
 
 def train_forward(

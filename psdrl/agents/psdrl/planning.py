@@ -29,20 +29,19 @@ from psdrl.runtime.execution import EAGER, Execution, optimiser_state
 
 @torch.no_grad()
 def value_gradient(
-    value: TanhNet, states: Tensor, targets: Tensor, share: Tensor | None = None, one_pass: bool = False
+    value: TanhNet, states: Tensor, targets: Tensor, one_pass: bool = False
 ) -> tuple[Tensor, list[descent.Layer]]:
     """Eq. 5 for states [z, h] (n, Z + H) and targets (n,): fills the parameters' .grad and returns the loss.
 
-    `share` (n,): of each state in the mean, 1 / n if not given. Backpropagation through tanh layers, written out:
-    0.60 ms at the cpu preset, where autograd takes 0.76 ms. one_pass: the hidden layers get no .grad but are returned,
-    for `descent.step`."""
+    Backpropagation through tanh layers, written out: 0.60 ms at the cpu preset, where autograd takes 0.76 ms. one_pass:
+    the hidden layers get no .grad but are returned, for `descent.step`."""
     *hidden, last = value.linear_layers()
     kept = []
     inputs = [states]
     for layer in hidden:
         inputs.append(linear_tanh(inputs[-1], layer.weight, layer.bias))
     error = linear(inputs[-1], last.weight, last.bias).squeeze(1) - targets
-    delta = (error * (2 / len(error) if share is None else 2 * share))[:, None]
+    delta = (error * (2 / len(error)))[:, None]
     for layer, x in zip((last, *reversed(hidden)), reversed(inputs), strict=True):
         if one_pass and layer is not last:
             kept.append(descent.Layer(layer, x, delta))
@@ -51,7 +50,7 @@ def value_gradient(
             layer.bias.grad = delta.sum(0, dtype=layer.bias.dtype)
         if x is not states:  # back through the linear layer, then through the tanh that made x
             delta = torch.ops.aten.tanh_backward(product(delta, layer.weight), x)
-    return error.square().mean() if share is None else error.square() @ share, kept
+    return error.square().mean(), kept
 
 
 def planned_returns(predictions: Predictions, target: MinEnsemble) -> Tensor:
@@ -96,18 +95,15 @@ def train_value(
         return models.target.planned(predictions.rewards, predictions.omega, values)
 
     @torch.no_grad()
-    def steps(
-        latents_hidden: Tensor, rewards: Tensor, omega: Tensor, states: Tensor, times: Tensor | None = None
-    ) -> tuple[Tensor]:
+    def steps(latents_hidden: Tensor, rewards: Tensor, omega: Tensor, states: Tensor) -> tuple[Tensor]:
         """V' on what the actions of n steps lead to (n B, A, .), then n gradient steps from states (n, B, Z + H)."""
         losses = []
-        share = () if times is None else ((times / times.sum()).to(states),)
         with execution.autocast():
             targets = planned(Predictions(latents_hidden, rewards, omega), states).view(states.shape[:2])
-            if times is None and execution.plain and in_one_call(value, optimiser, states, targets):
+            if execution.plain and in_one_call(value, optimiser, states, targets):
                 return (tanh_net_steps_(states, targets, optimiser, list(value.parameters()), len(value)).flatten(),)
             for x, target in zip(states, targets, strict=True):
-                found = value.each(partial(gradient, one_pass=one_pass), x, target, *share)
+                found = value.each(partial(gradient, one_pass=one_pass), x, target)
                 losses += [loss for loss, _ in found]
                 descent.step(optimiser, [layer for _, kept in found for layer in kept])
         return (torch.stack(losses),)
@@ -123,12 +119,11 @@ def train_value(
     scan = execution.kept("scan", lambda inputs, hidden: (forward_model.scan(inputs, hidden),))
     losses: list[Tensor] = []
     batches = [sample() for _ in range(config.planning_iterations)]
-    merge = execution.sizes_may_vary and config.forward.recurrent == 0
-    how = (execution.chunk_rows, block, width, merge)
+    how = (execution.chunk_rows, block, width)
     rollout = Rollout(foresee, scan, forward_model, latents, replay, config.value.hindsight, *how)
     with torch.no_grad():
-        for first, states, predictions, times in rollout.blocks(batches, config):
+        for first, states, predictions in rollout.blocks(batches, config):
             if first % block == 0:
                 value.update_target(models.target)
-            losses += run(*predictions, states, *(() if times is None else (times,)))
+            losses += run(*predictions, states)
     return {"value": torch.cat(losses).mean()} if losses else {}

@@ -34,7 +34,6 @@ class Block(NamedTuple):
     first: int  # the first one's place in the sweep
     states: Tensor  # (n, B, Z + H) [z, h]
     predictions: Predictions  # (n B, A, .) what the actions lead to
-    times: Tensor | None = None  # (B,) how often each state was drawn, of a merged step
 
 
 class Rollout(NamedTuple):
@@ -49,7 +48,6 @@ class Rollout(NamedTuple):
     chunk_rows: int  # most rows that a network sees at once
     block: int  # steps for which V' is constant
     width: int  # numbers that a prediction has
-    merge: bool = False  # equal states of a step become one; sizes then vary
 
     @property
     def most(self) -> int:
@@ -108,11 +106,8 @@ class Rollout(NamedTuple):
         table = joined(self.predict(z, h, self.happened(rows)) for z, h, rows in zip(*parts, strict=True))
         for batch in place:
             for first in range(0, len(batch), self.block):
-                rows, times = batch[first : first + self.block], None
-                if self.merge and len(rows) == 1:
-                    rows, times = rows.unique(return_counts=True)
-                    rows = rows[None]
-                yield Block(first, states[rows], table.at(rows.flatten()), times)
+                rows = batch[first : first + self.block]
+                yield Block(first, states[rows], table.at(rows.flatten()))
 
 
 State = tuple[Tensor, Tensor, Tensor]  # slots (B,), z (B, Z) and h (B, H)
