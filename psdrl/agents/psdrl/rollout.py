@@ -95,7 +95,8 @@ class Rollout(NamedTuple):
             yield from self.from_episodes(batches[:half], hidden_states, backward)
             yield from self.from_episodes(batches[half:], hidden_states, backward)
             return
-        table = joined(starmap(self.predict, zip(z.split(self.most), hidden.split(self.most), strict=True)))
+        groups = zip(z.split(self.most), hidden.split(self.most), strict=True)
+        table = joined(starmap(self.predict, groups), len(slots))
         for batch in place:
             for first in range(0, len(batch), self.block):
                 rows = batch[first : first + self.block]
