@@ -72,6 +72,11 @@ def serving(device: torch.device, dtype: torch.dtype, operation: str) -> Backend
     return _forced or choose(device, dtype, operation).backend
 
 
+def forced() -> Backend | None:
+    """The backend that `force` asks for at present."""
+    return _forced
+
+
 def unconstrained(operation: str) -> bool:
     """Whether its CPU backend serves without being asked: none is forced, none was replaced, the choice is logged."""
     return operations[operation].direct

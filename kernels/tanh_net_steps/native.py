@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from psdrl.kernels import choice
+from psdrl.kernels import choice, dispatch
 from psdrl.kernels.extension import missing
 from psdrl.kernels.linear_tanh.aten import chosen_here
 
@@ -24,7 +24,7 @@ CACHE = 2**18  # numbers of a weight that a core's cache holds; only a guess for
 
 def possible(states: Tensor, optimiser: torch.optim.Optimizer) -> bool:
     """Whether `tanh_net_steps_` can take this optimiser's steps on such states (n, B, D)."""
-    if not (NATIVE and states.numel() and chosen_here(states)) or torch.compiler.is_compiling():
+    if not (NATIVE and states.numel() and chosen_here(states) and dispatch.forced() is None):
         return False
     plain = isinstance(optimiser, torch.optim.Adam) and len(optimiser.param_groups) == 1
     group = optimiser.param_groups[0]

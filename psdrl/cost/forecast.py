@@ -24,6 +24,7 @@ from psdrl.runtime.work import Device, Loop, Measures, Workload
 
 __all__ = ["Forecast", "Question", "data_sheet", "device_for", "duration", "forecast", "known_gpu", "run", "workload"]
 ENVIRONMENT = {"image": 1e-3, "vector": 4e-5}  # seconds per step of one environment: Pong, DeepSea (bench/RESULTS.md)
+PROCESS = 4e8  # bytes of Python, torch and its libraries once all kernels have run; `python -m bench.memory`
 
 
 class Forecast(NamedTuple):
@@ -77,7 +78,10 @@ def forecast(config: Config, spec: EnvSpec, device: Device, work: Workload, epis
     if config.eval_every:
         one = sum(interaction(replace(config, num_envs=1, env_groups=1), spec, device, work.play()))
         seconds["evaluation"] = one * config.steps / config.eval_every * config.eval_episodes * episode
-    return Forecast(seconds, work.memory())
+    memory = work.memory()
+    if device.measured:  # on this host's CPU the process itself counts
+        memory["process"] = PROCESS
+    return Forecast(seconds, memory)
 
 
 def duration(seconds: float) -> str:

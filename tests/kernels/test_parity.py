@@ -8,7 +8,7 @@ import torch
 
 from bench import published
 from bench.parity import distance, parameters, run_phase
-from psdrl.agents.psdrl import learning, oracle, planning, rollout
+from psdrl.agents.psdrl import learning, memory, oracle, planning, rollout
 from psdrl.agents.psdrl.lookahead import Happened
 from psdrl.agents.psdrl.narrow import Narrow
 from psdrl.agents.psdrl.synthetic import debug_agent
@@ -273,3 +273,26 @@ def test_narrow_predictions_serve_where_they_are_narrower(case, monkeypatch):
     asked.clear()
     debug_agent("fast", torch.float64, **CASES["no-memory-nothing-repeats"]).update()
     assert not asked, "codes of 17 numbers against 9"
+
+
+def test_planning_takes_the_hidden_states_of_the_posteriors_walk(monkeypatch):
+    agent = debug_agent("fast", torch.float32, "vector", value={"sweep": "episode"})
+    walks, walk = [], memory.walk
+
+    def counted(*args):
+        walks.append(args)
+        return walk(*args)
+
+    monkeypatch.setattr(memory, "walk", counted)
+    agent.update()
+    assert len(walks) == 2, "nothing is kept before it is known that planning asks"
+    agent.update()
+    assert len(walks) == 3
+    model, replay, latents, rows = walks[-1]
+    kept = list(model.memory.transitions(model, replay, latents, rows)) and model.memory._walked[0].table
+    assert torch.equal(kept, memory.Memory().hidden_states(model, replay, latents, rows))
+    with torch.no_grad():
+        model.gru.weight_hh.mul_(2)
+    changed = model.memory.hidden_states(model, replay, latents, rows)
+    assert torch.equal(changed, memory.Memory().hidden_states(model, replay, latents, rows))
+    assert not torch.equal(changed, kept)

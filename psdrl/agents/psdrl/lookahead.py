@@ -68,9 +68,18 @@ class Happened(NamedTuple):
         return of_all + (real - taken)[:, None]
 
 
-def joined(parts: Iterable[Predictions]) -> Predictions:
-    """Predictions of several groups of states as one."""
-    return Predictions(*map(torch.cat, zip(*parts, strict=True)))
+def joined(parts: Iterable[Predictions], count: int) -> Predictions:
+    """Predictions of several groups of states as one, for `count` states: never held twice."""
+    table, first = None, 0
+    for part in parts:
+        if table is None:
+            table = Predictions(*(x.new_empty(count, *x.shape[1:]) for x in part))
+        for whole, x in zip(table, part, strict=True):
+            whole[first : first + len(x)] = x
+        first += len(part.rewards)
+    assert table is not None
+    assert first == count
+    return table
 
 
 def predict(

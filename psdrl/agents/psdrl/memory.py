@@ -69,16 +69,45 @@ def walk(
         time += steps
 
 
+class Walked(NamedTuple):
+    """Hidden states that a walk has passed, and what they were made of."""
+
+    latents: Tensor  # the table itself: every update makes a new one
+    versions: tuple[int, ...]  # of the GRU's parameters, which count their changes
+    rows: int
+    table: Tensor  # (slots, H)
+
+
 class Memory:
-    """h is the GRU's: every state of every episode has its own."""
+    """h is the GRU's: every state of every episode has its own.
+
+    Posterior and planning walk through the same episodes with the same GRU: once planning has asked for hidden states,
+    the posterior's walk keeps them for it."""
+
+    def __init__(self) -> None:
+        self._wanted, self._walked = False, list[Walked]()
 
     def transitions(self, model: "WorldModel", replay: Replay, latents: Tensor, rows: int) -> Iterator[Transitions]:
         """All stored transitions, at most `rows` at a time (at least one step)."""
-        for slots, inputs, _, next_hidden in walk(model, replay, latents, rows):
+        table = model.no_hidden(replay.num_slots) if self._wanted else None
+        for slots, inputs, hidden, next_hidden in walk(model, replay, latents, rows):
+            if table is not None:
+                table[slots] = hidden
             yield Transitions(torch.cat([next_hidden, inputs], 1), targets_at(replay, latents, slots))
+        if table is not None:
+            self._walked = [Walked(latents, _versions(model), rows, table)]
 
     def hidden_states(self, model: "WorldModel", replay: Replay, latents: Tensor, rows: int) -> Tensor:
         """h_t (slots, H) of all stored states but the last of each episode, as playing leads to them."""
+        self._wanted, walked = True, self._walked
+        self._walked = []
+        if (
+            walked
+            and walked[0].latents is latents
+            and walked[0].versions == _versions(model)
+            and walked[0].rows == rows
+        ):
+            return walked[0].table
         table = model.no_hidden(replay.num_slots)
         for stretch in walk(model, replay, latents, rows):
             table[stretch.slots] = stretch.hidden
@@ -99,10 +128,15 @@ class Memory:
         return slots, torch.arange(len(slots), device=slots.device)
 
 
+def _versions(model: "WorldModel") -> tuple[int, ...]:
+    return tuple(parameter._version for parameter in model.gru.parameters())
+
+
 class Memoryless(Memory):
     """h stays zero (`--forward.recurrent 0`): equal states have equal predictions."""
 
     def __init__(self, gru: nn.GRUCell) -> None:
+        super().__init__()
         gru.requires_grad_(False)
         for parameter in gru.parameters():  # 0.5 tanh(0) + 0.5 h: h stays zero
             parameter.zero_()

@@ -103,7 +103,7 @@ class Rollout(NamedTuple):
             yield from self.from_episodes(batches[half:], hidden_states, backward)
             return
         parts = (x.split(self.most) for x in (z, hidden, slots))
-        table = joined(self.predict(z, h, self.happened(rows)) for z, h, rows in zip(*parts, strict=True))
+        table = joined((self.predict(z, h, self.happened(at)) for z, h, at in zip(*parts, strict=True)), len(slots))
         for batch in place:
             for first in range(0, len(batch), self.block):
                 rows = batch[first : first + self.block]

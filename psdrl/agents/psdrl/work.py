@@ -56,6 +56,10 @@ class PsdrlWorkload(work.Workload):
             self.ahead = count(self.sampled.predict, z, h).macs  # of all actions
             self.termination = count(models.termination, z).macs
             self.value = count(models.value, torch.cat([z, h], 1)).macs
+            rows = config.replay.batch * config.value.target_every * spec.num_actions
+            plain = not (config.compile or config.precision == "bf16" or config.device.startswith("cuda"))
+            narrow = forward_model.narrow(forward_model.sampled(None), rows) if plain else None
+        self.width = self.latent + self.hidden if narrow is None else narrow.code.shape[1]  # of a prediction
 
     def _frames(self, rows: int) -> Tensor:
         return torch.zeros(rows, *self.spec.shape, dtype=getattr(torch, self.spec.dtype))
@@ -219,7 +223,7 @@ class PsdrlWorkload(work.Workload):
         """Bytes of the predictions that planning keeps for several batches, or for one; float32."""
         if not self.config.plans_within_episodes:
             return 0.0
-        r, state = self.config.replay, 4 * self.spec.num_actions * (self.latent + self.hidden)
+        r, state = self.config.replay, 4 * self.spec.num_actions * self.width
         states = min(r.batch * self.value_steps, r.capacity)
         return min(states * state, max(TABLE_BYTES, min(r.batch * r.length, states) * state))
 
