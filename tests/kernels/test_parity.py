@@ -289,7 +289,8 @@ def test_planning_takes_the_hidden_states_of_the_posteriors_walk(monkeypatch):
     agent.update()
     assert len(walks) == 3
     model, replay, latents, rows = walks[-1]
-    kept = list(model.memory.transitions(model, replay, latents, rows)) and model.memory._walked[0].table
+    list(model.memory.transitions(model, replay, latents, rows))
+    kept = model.memory._walked[0].table
     assert torch.equal(kept, memory.Memory().hidden_states(model, replay, latents, rows))
     with torch.no_grad():
         model.gru.weight_hh.mul_(2)
