@@ -93,6 +93,9 @@ class Config:
     episode discarded; an episode that ends begins the count again. [ours]"""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N; auto takes a GPU if there is one."""
+    threads: int = 0
+    """CPU threads of the agent, at most; 0: PyTorch's number, which is that of the cores or OMP_NUM_THREADS. Small
+    networks are faster with one. [ours: bench/RESULTS.md]"""
     compile: bool = False
     """torch.compile the fast path's inner functions: a minute or two of warm-up, then faster."""
     cuda_graphs: bool = True
@@ -184,6 +187,7 @@ MINIMA = {
     "seed": 0,
     "num_envs": 1,
     "env_groups": 1,
+    "threads": 0,
     "chunk_rows": 1,
     "env_restarts": 0,
     "eval_every": 0,

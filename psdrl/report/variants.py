@@ -9,7 +9,7 @@ from psdrl.run.store.settings import FREE
 
 # Beside what a resumed run may change: the choice of the run, and the protocol, which `protocols` keeps apart.
 NOT_THE_AGENT = {"game", "env", "preset", "algo", "seed", "num_envs", "env_groups", "env_backend", "env_process"}
-NOT_THE_AGENT |= {"env_timeout", "env_restarts", "chunk_rows"} | FREE
+NOT_THE_AGENT |= {"env_timeout", "env_restarts", "threads", "chunk_rows"} | FREE
 TASK = (
     *("atari.noop_max", "atari.max_steps", "atari.repeat", "atari.sticky", "atari.full_actions"),
     *("minatar.sticky", "minatar.ramping", "minatar.max_steps"),

@@ -18,6 +18,7 @@ from psdrl.run.checkpoint import Store, save, write_config
 from psdrl.run.evaluation import evaluate, never
 from psdrl.run.store.files import Damaged
 from psdrl.run.store.fitting import check_fit
+from psdrl.runtime.device import limited_threads
 from psdrl.runtime.profiling import Profile, device_for
 
 SHARE = 0.02  # most of the wall time that checkpoints by the clock may hold up training
@@ -356,7 +357,8 @@ def train(
     `store`: where checkpoints go, nowhere by default. `make_env`: one environment for evaluation, by the
     number of its random stream; by default the one that the settings name. `state`: of the loop, from the checkpoint
     to which the agent was restored."""
-    with Listeners(callbacks, Run(agent, store.logdir if store else None)) as listeners:
+    run = Run(agent, store.logdir if store else None)
+    with limited_threads(agent.config.threads), Listeners(callbacks, run) as listeners:
         loop = Loop(listeners, env, stop, store, make_env)
         try:
             loop.begin(state)

@@ -26,6 +26,7 @@ from psdrl.run.log import run_callbacks
 from psdrl.run.loop import train
 from psdrl.run.store.lock import Lock
 from psdrl.run.store.saver import order
+from psdrl.runtime.device import limited_threads
 from psdrl.version import __version__
 
 BEFORE_CONFIG = (".lock", ".holder.json", ".partial-config.json")  # what a run that died at once may leave
@@ -208,6 +209,9 @@ def _modes(agent: Agent) -> str:
     config = agent.config
     precision = "fp32" if agent.device.type == "cpu" and config.precision in ("tf32", "mixed") else config.precision
     words = [precision, f"compile {'on' if config.compile else 'off'}"]
+    if agent.device.type == "cpu":
+        with limited_threads(config.threads) as threads:
+            words.append(f"{threads} thread{'s' if threads > 1 else ''}")
     if agent.device.type == "cuda":
         words.append(f"CUDA graphs {'on' if config.cuda_graphs else 'off'}")
     return ", ".join(words)

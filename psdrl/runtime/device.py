@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -81,3 +83,14 @@ def bf16_on_cpu() -> str | None:
 
 
 WITHOUT_AMX = "AVX512_CORE_BF16"
+
+
+@contextmanager
+def limited_threads(most: int) -> Iterator[int]:
+    """At most so many CPU threads within, PyTorch's own number if 0; gives the number in force."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(min(most, before) if most else before)
+    try:
+        yield torch.get_num_threads()
+    finally:
+        torch.set_num_threads(before)

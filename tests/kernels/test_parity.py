@@ -277,6 +277,7 @@ def test_narrow_predictions_serve_where_they_are_narrower(case, monkeypatch):
 
 def test_planning_takes_the_hidden_states_of_the_posteriors_walk(monkeypatch):
     agent = debug_agent("fast", torch.float32, "vector", value={"sweep": "episode"})
+    agent.updates = 1  # the first update looks for the log, and walks too
     walks, walk = [], memory.walk
 
     def counted(*args):

@@ -20,6 +20,8 @@ from psdrl.doctor import Doctor
 from psdrl.report.command import Report
 from psdrl.run.evaluate import Evaluation
 from psdrl.run.probe import Probe
+from psdrl.sweep.command import Sweep
+from psdrl.sweep.reproduce import Reproduce
 from psdrl.view.command import View
 
 ROOT = Path(__file__).parents[2]
@@ -146,8 +148,9 @@ def test_commands_can_be_given(line: str) -> None:
 def flags() -> set[str]:
     """What the command lines know."""
     names = {"help", "help-all", "version", "methods", "extra", "force", "seeds", "results"}  # of learn and of all
+    names.add("repeat")  # of bench
     agents = (registry.entry(algo).settings for algo in registry.AGENTS)
-    for kind in (Evaluation, Probe, Report, View, Question, Doctor, *agents):
+    for kind in (Evaluation, Probe, Report, View, Sweep, Reproduce, Question, Doctor, *agents):
         for name, value in vars(kind()).items():
             inner = vars(value) if hasattr(value, "__dataclass_fields__") else {}
             names |= {f"{name}.{each}" for each in inner} | {f"{name}.no-{each}" for each in inner}

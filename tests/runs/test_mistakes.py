@@ -111,7 +111,7 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
     "a video of two runs": (("evaluate", "run", "run", "--video", "film.gif"), "films a single run"),
     "JSON nowhere": (("evaluate", "run", "--episodes", "1", "--json", "no/where.json"), "--json no/where.json"),
     "preset with a typo": (("presets", "papr"), "did you mean paper"),
-    "presets of an unknown agent": (("presets", "--algo", "dreamer"), "Unknown agent"),
+    "presets of an unknown agent": (("presets", "--algo", "rainbow"), "Unknown agent"),
     "no environment of this name": (("envs", "doom"), "doom"),
 }
 

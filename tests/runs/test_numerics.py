@@ -32,9 +32,8 @@ def poisoned(agent: Any, first: int, last: int) -> None:
     if agent.config.algo == "psdrl":
         weight = agent.models.forward_model.output.weight
     else:
-        weight = next(
-            (agent.networks.online if agent.config.algo == "bootstrap" else agent.networks.actor).parameters()
-        )
+        networks = agent.networks
+        weight = next((networks.actor if agent.config.algo == "dreamer" else networks.online).parameters())
     weight.register_hook(lambda g: g * float("nan") if first <= tried[0] - 1 < last else g)
 
 

@@ -4,6 +4,7 @@ from itertools import accumulate
 
 import numpy as np
 import pytest
+import torch
 
 from psdrl.agents.psdrl import settings
 from psdrl.agents.psdrl.acting import Actor
@@ -266,3 +267,25 @@ def test_groups_that_do_not_divide_the_environments_are_refused() -> None:
         small_config(num_envs=6, env_groups=4)
     with pytest.raises(UserError, match="at least 1"):
         small_config(env_groups=0)
+
+
+@pytest.mark.parametrize(("asked", "within"), [(0, 3), (1, 1), (2, 2), (5, 3)])
+def test_a_run_has_at_most_the_threads_it_asks_for(asked: int, within: int) -> None:
+    """And the process has its own number again afterwards."""
+    seen: list[int] = []
+
+    class Threads(ListLog):
+        def scalars(self, step: int, values: dict[str, float]) -> None:
+            seen.append(torch.get_num_threads())
+
+    env = ScriptedEnv(SCRIPT[:1])
+    agent = PsdrlAgent(small_config(steps=9, eval_every=0, checkpoint_every=0, threads=asked), env.spec)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        train(agent, env, Threads())
+        after = torch.get_num_threads()
+    finally:
+        torch.set_num_threads(before)
+    assert set(seen) == {within}
+    assert after == 3
