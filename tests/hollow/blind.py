@@ -85,8 +85,12 @@ def on_host(replay: Replay, slots: torch.Tensor) -> torch.Tensor:
 
 
 def within(frames: Callable[..., Any]) -> Callable[..., Any]:
-    """`Replay.frames` with slots that exist."""
-    return lambda self, slots, *args, **kwargs: frames(self, on_host(self, slots), *args, **kwargs)
+    """`Replay.frames` with slots that exist; a slice of them is the host's own, and does."""
+
+    def wrapped(self: Replay, slots: Any, *args: Any, **kwargs: Any) -> Any:
+        return frames(self, slots if isinstance(slots, slice) else on_host(self, slots), *args, **kwargs)
+
+    return wrapped
 
 
 def existing(stored_slots: Callable[..., Any]) -> Callable[..., Any]:
