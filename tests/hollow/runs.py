@@ -204,8 +204,8 @@ def _judge_training(outcome: Outcome) -> list[str]:
     if outcome.run.sees:
         if not failed or "refused" not in (served or [""])[0]:
             problems.append("kernels that do nothing passed their checks")
-    elif not served and not re.search(r"^posterior\s", outcome.text, re.MULTILINE):
-        pass  # an agent that has no kernels of ours, such as Bootstrapped DQN
+    elif not served and not re.search(r"^posterior\s+rule\s", outcome.text, re.MULTILINE):
+        pass  # an agent that has no kernels of ours, such as a baseline
     elif failed or not served or any("triton" not in line or "refused" in line for line in served):
         problems.append(f"Triton does not serve everywhere: {served}")
     elif any("posterior csrc" not in line for line in served):
