@@ -53,6 +53,7 @@ def test_a_sweep_on_ray_is_its_runs(cli_run: Run, tmp_path: Path) -> None:
     assert "belongs to another configuration (value.units = 16 there, 7 now)" in other.err.replace("\n", " ")
 
 
+@pytest.mark.slow  # every agent is timed in three problems; tests/unit plan the same experiments
 def test_reproduce_says_what_it_costs_before_it_runs(cli_run: Run) -> None:
     outcome = cli_run("psdrl", "reproduce", "deepsea", "--scale", "small", "--dry-run", *SMALL)
     assert outcome.code == 0
@@ -61,6 +62,9 @@ def test_reproduce_says_what_it_costs_before_it_runs(cli_run: Run) -> None:
     assert "12 runs, forecast" in said
     assert "core hours" in said
     assert not Path("reproduce").exists()
+
+
+def test_reproduce_refuses_what_would_spoil_it(cli_run: Run) -> None:
     refused = cli_run("psdrl", "reproduce", "table-runtime", "--dry-run", "--gpus-per-run", "0.5")
     assert refused.code == 2
     assert "runs that share a GPU slow each other" in refused.err.replace("\n", " ")
