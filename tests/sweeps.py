@@ -16,12 +16,7 @@ from typing import Any
 from tests.crash import compare, environment
 
 MEMORY = 80 << 20  # bytes of an object store, the smallest that Ray takes
-LOOPBACK = {
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_worker_niceness": "0",
-    "RAY_raylet_death_check_interval_milliseconds": "200",  # by default longer than these runs
-}
+LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
 # Two agents, two seeds; checkpoints at odd steps, evaluations, episodes' ends.
 FLAGS: tuple[str, ...] = ("--envs", "deepsea-5", "--algos", "psdrl,bootstrap", "--seeds", "2", "--preset", "debug")
 FLAGS += ("--device", "cpu", "--steps", "2500", "--eval-every", "600", "--checkpoint-every", "137")
