@@ -18,17 +18,38 @@ TORCH_LIBRARY(psdrl, m) {
   m.def("linear_rows(Tensor x, Tensor weight, Tensor? bias) -> Tensor");
   // A network of tanh layers and a linear output for a handful of rows: x (r, k) -> (r, n) of the last layer.
   m.def("tanh_net_rows(Tensor x, Tensor[] weights, Tensor[] biases) -> Tensor");
-  // n Adam steps of `networks` networks of tanh layers with one linear output, on the mean of (V(states) - targets)^2:
-  // states (n, B, D), targets (n, B); of each network in turn the weight and bias of each layer, with Adam's moments and
-  // step counts. The losses (n, networks) before each step.
+  // n Adam steps of `networks` networks of tanh layers with one linear output, on the mean of weights (V(states) -
+  // targets)^2: states (n, B, D), targets and weights (n, B); of each network in turn the weight and bias of each layer,
+  // with Adam's moments and step counts. The losses (n, networks) before each step.
   m.def(
-      "tanh_net_steps_(Tensor states, Tensor targets, Tensor(a!)[] parameters, Tensor(b!)[] averages, "
+      "tanh_net_steps_(Tensor states, Tensor targets, Tensor? weights, Tensor(a!)[] parameters, Tensor(b!)[] averages, "
       "Tensor(c!)[] squares, Tensor(d!)[] steps, int networks, float rate, float beta1, float beta2, float eps) -> "
       "Tensor");
+  // Adam steps of a world model (GRU, feature network, output layer; see csrc/window_steps.cpp), one for each window of
+  // truncated backpropagation: latents (L + 1, B, Z), actions, rewards and weights (L, B), h_0 = 0. The GRU's four
+  // parameters, unless it is not recurrent, then each layer's. The losses (windows,) before each step.
+  m.def(
+      "window_steps_(Tensor latents, Tensor actions, Tensor rewards, Tensor? weights, Tensor(a!)[] parameters, "
+      "Tensor(b!)[] averages, Tensor(c!)[] squares, Tensor(d!)[] steps, int hidden, bool recurrent, bool bends, "
+      "bool with_inputs, int window, float reward_weight, bool mean, float rate, float beta1, float beta2, float eps) "
+      "-> Tensor");
+  // n Adam steps of a convolutional autoencoder whose first kernel tiles a frame: frames (n, B, c, s, s) uint8 as
+  // (x / 255 - mean) contrast; weight and bias of each layer of the encoder, then of the decoder. The losses (n,) before
+  // each step: squared errors, summed up (or averaged, `mean_loss`) over pixels and averaged over B.
+  m.def(
+      "autoencoder_steps_(Tensor frames, Tensor mean, Tensor contrast, Tensor(a!)[] parameters, Tensor(b!)[] averages, "
+      "Tensor(c!)[] squares, Tensor(d!)[] steps, int[] strides, bool mean_loss, float rate, float beta1, float beta2, "
+      "float eps) -> Tensor");
   // The factored GRU: inputs and recurrent (n, 3H), columns (A, 3H), hidden (n, H) -> (n, A, H).
   m.def("gru_actions_rows(Tensor inputs, Tensor recurrent, Tensor columns, Tensor hidden) -> Tensor");
   // y (r, U) <- tanh(y + bias + state[row / A] + columns[row % A]).
   m.def("bias_tanh_(Tensor(a!) y, Tensor? bias=None, Tensor? state=None, Tensor? columns=None) -> ()");
+  // Tanh layers on the rows x (n A, k) of n states with A actions each: tanh(x weight^T + state[row / A] +
+  // columns[row % A]), then tanh layers; the last one (n A, U), or if it `sums_up` the numbers (n A,) of an output layer
+  // of one unit.
+  m.def(
+      "tanh_actions(Tensor x, Tensor weight, Tensor state, Tensor columns, Tensor[] weights, Tensor[] biases, "
+      "bool sums_up) -> Tensor");
   // Latent states (n, Z) of frames (n, 1, s, s) uint8: (x / 255 - mean) contrast through the first convolution, whose
   // kernel tiles a frame, then through the others, ReLU after each; mean (s, s), weights (o, c, k, k), biases (o,).
   m.def(
@@ -74,8 +95,9 @@ void refuse_gradients(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 }
 
 TORCH_LIBRARY_IMPL(psdrl, Autograd, m) {
-  for (const char* name : {"linear_rows", "tanh_net_rows", "tanh_net_steps_", "gru_actions_rows", "bias_tanh_",
-                           "encode_tiles", "gram_accumulate_", "gram_registers_", "posterior_factor", "posterior_mean", "posterior_sample"}) {
+  for (const char* name : {"linear_rows", "tanh_net_rows", "tanh_net_steps_", "window_steps_", "autoencoder_steps_",
+                           "tanh_actions", "gru_actions_rows", "bias_tanh_", "encode_tiles", "gram_accumulate_", "gram_registers_",
+                           "posterior_factor", "posterior_mean", "posterior_sample"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse_gradients>());
   }
 }

@@ -16,6 +16,7 @@ template <class T>
 struct Left {  // A
   const T* data;
   int64_t row, column;  // strides
+  int64_t segment = INT64_MAX, jump = 0;  // after so many columns the next ones lie `jump` behind the first of these
 };
 
 template <class T>
@@ -36,16 +37,21 @@ template <class Set, class T, int ROWS, int VECTORS, class Done>
 PSDRL_INLINE void tile_of(const Left<T>& a, const Right<T>& b, int64_t k, int64_t i, int64_t j, const Done& done) {
   using V = Lanes<Set, T>;
   V sums[ROWS][VECTORS] = {};
-  const T* left = a.data + i * a.row;
+  const T* begin = a.data + i * a.row;
   const T* right = b.data + j;
-  for (int64_t p = 0; p < k; ++p, left += a.column, right += b.stride) {
-    V vectors[VECTORS];
-    for (int v = 0; v < VECTORS; ++v) vectors[v] = load_lanes<V>(right + v * kLanesOf<Set, T>);
-    for (int r = 0; r < ROWS; ++r) {
-      const V spread = V{} + left[r * a.row];
-      for (int v = 0; v < VECTORS; ++v) sums[r][v] += spread * vectors[v];
+  for (int64_t first = 0; first < k; first += a.segment, begin += a.jump) {
+    const T* left = begin;
+    const int64_t count = k - first < a.segment ? k - first : a.segment;
+    for (int64_t p = 0; p < count; ++p, left += a.column, right += b.stride) {
+      V vectors[VECTORS];
+      for (int v = 0; v < VECTORS; ++v) vectors[v] = load_lanes<V>(right + v * kLanesOf<Set, T>);
+      for (int r = 0; r < ROWS; ++r) {
+        const T number = left[r * a.row];  // V{} + number would be an addition: -0 + 0 is not -0
+        for (int v = 0; v < VECTORS; ++v) sums[r][v] += number * vectors[v];
+      }
     }
   }
+  asm volatile("" ::: "memory");  // what `done` reads is read here: kept in registers it would drive sums out of them
   for (int r = 0; r < ROWS; ++r)
     for (int v = 0; v < VECTORS; ++v) done(i + r, j + v * kLanesOf<Set, T>, sums[r][v]);
 }

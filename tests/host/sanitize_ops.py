@@ -32,7 +32,21 @@ def main() -> None:
         moments = [[torch.rand_like(p) for p in parameters] for _ in range(2)]
         steps = [torch.ones(()) for _ in parameters]
         batch = torch.randn(2, rows, 37), torch.randn(2, rows)
-        ops.tanh_net_steps_(*batch, parameters, *moments, steps, 1, 1e-3, 0.9, 0.999, 1e-8)
+        rates = (1e-3, 0.9, 0.999, 1e-8)
+        ops.tanh_net_steps_(*batch, None, parameters, *moments, steps, 1, *rates)
+        ops.tanh_net_steps_(*batch, torch.rand(2, rows), parameters, *moments, steps, 1, *rates)
+        shapes = [(9, 7), (9, 3), (9,), (9,), (13, 10), (13,), (6, 23), (6,)]  # H = 3, Z = 5, A = 2, 13 units
+        parameters, *moments = ([torch.rand(shape) for shape in shapes] for _ in range(3))
+        steps = [torch.ones(()) for _ in parameters]
+        data = torch.randn(6, rows, 5), torch.randint(2, (5, rows)), torch.randn(5, rows)
+        ops.window_steps_(*data, None, parameters, *moments, steps, 3, True, True, True, 2, 1.5, True, *rates)
+        shapes = [(3, 1, 2, 2), (3,), (2, 3, 3, 3), (2,), (2, 3, 3, 3), (3,), (3, 1, 2, 2), (1,)]
+        parameters, *moments = ([torch.rand(shape) for shape in shapes] for _ in range(3))
+        steps = [torch.ones(()) for _ in parameters]
+        frames = torch.randint(256, (2, rows, 1, 14, 14), dtype=torch.uint8)
+        ops.autoencoder_steps_(
+            frames, torch.rand(1, 14, 14), torch.ones(()), parameters, *moments, steps, [2, 2], False, *rates
+        )
         ops.gru_actions_rows(torch.randn(rows, 33), torch.randn(rows, 33), torch.randn(3, 33), torch.randn(rows, 11))
         ops.bias_tanh_(torch.randn(3 * rows, 37), torch.randn(37), torch.randn(rows, 37), torch.randn(3, 37))
     ops.posterior_factor(torch.full((5, 5), torch.nan, dtype=torch.float64), variances, variances)

@@ -14,6 +14,9 @@ SETS = ("portable", "avx2", "avx512")
 FILES = (
     "tests/kernels/test_csrc_rows.py",
     "tests/kernels/test_tanh_net_steps.py",
+    "tests/kernels/test_window_steps.py",
+    "tests/kernels/test_autoencoder_steps.py",
+    "tests/kernels/test_tanh_actions.py",
     "tests/kernels/test_products.py",
     "tests/unit/test_models.py",
 )

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from psdrl.agents.psdrl.encoder import Encoder
 from psdrl.agents.psdrl.settings import AutoencoderConfig
 from psdrl.errors import UserError
+from psdrl.kernels.autoencoder_steps import Pictures
 from psdrl.kernels.convolution import (
     FEW_PIXELS,
     GemmConv2d,
@@ -217,6 +218,14 @@ class Autoencoder(Encoder):
         """Eq. 1 for observations (n, c, 64, 64): squared error of the reconstruction, averaged over n."""
         error = F.mse_loss(*self.reconstruct(observations), reduction=self.reduction)
         return error / len(observations) if self.reduction == "sum" else error
+
+    def pictures(self) -> Pictures | None:
+        forth = [layer for layer in self.encoder if isinstance(layer, nn.Conv2d)]
+        linear = isinstance(self.encoder[-1], nn.Linear)
+        if type(self) is not Autoencoder or not self.patch or linear:  # a class derived from this may compute otherwise
+            return None
+        strides = [layer.stride[0] for layer in forth]
+        return Pictures(list(self.parameters()), strides, self.mean_frame, self.contrast, self.reduction == "mean")
 
     def plain_latents(self, observations: Tensor) -> Tensor:
         return self.encoder(self.images(observations))

@@ -20,7 +20,9 @@ from psdrl.agents.psdrl.regression import Statistics
 from psdrl.agents.psdrl.settings import ForwardConfig
 from psdrl.agents.psdrl.world_model import SampledModel, SampledWorld, WorldModel
 from psdrl.kernels.gru_actions import gru_actions
-from psdrl.kernels.linear_tanh import linear, linear_tanh
+from psdrl.kernels.linear_tanh import linear
+from psdrl.kernels.tanh_actions import tanh_actions
+from psdrl.kernels.window_steps import WindowNet
 
 
 def feature_network(inputs: int, config: ForwardConfig) -> nn.ModuleList:
@@ -67,6 +69,14 @@ class FlatModel(WorldModel):
         phi = (tapping.tanh if self.tanh_features else tapping.linear)(phi, last.weight, last.bias)
         phi = torch.cat([phi.to(x.dtype), x], 1) if self.with_inputs else phi
         return tapping.linear(phi, self.output.weight, self.output.bias)
+
+    def window_net(self) -> WindowNet | None:
+        if type(self) is not FlatModel:  # a class derived from this may compute otherwise
+            return None
+        gru: list[Tensor] = [p for p in self.gru.parameters() if p.requires_grad]
+        layers: list[Tensor] = [p for layer in self.tapped_layers() for p in (layer.weight, layer.bias)]
+        kind = self.hidden_size, self.tanh_features, self.with_inputs
+        return WindowNet(gru, layers, *kind, float(self.reward_weight), self.reduction == "mean")
 
     def predicted(self, features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return F.linear(features, weight, bias)
@@ -148,10 +158,8 @@ class Folded(NamedTuple):
         rows = gru_actions(state[:, : 3 * size], recurrent, self.gru_columns, hidden).flatten(0, 1)
         if not units:
             return rows, rows[:, :0]
-        x = linear_tanh(rows, self.first, None, state[:, 3 * size : 3 * size + units], self.first_columns)
-        for weight, bias in self.hidden:
-            x = linear_tanh(x, weight, bias)
-        return rows, x
+        of_state = state[:, 3 * size : 3 * size + units]
+        return rows, tanh_actions(rows, self.first, of_state, self.first_columns, self.hidden, False)
 
     def codes(self, latents: Tensor, hidden: Tensor) -> Tensor:
         """[last tanh layer, h'] (n A, U + H)."""

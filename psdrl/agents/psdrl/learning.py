@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from psdrl.agents.psdrl import descent
+from psdrl.agents.psdrl import descent, one_call
 from psdrl.agents.psdrl.deduplicate import counted, firsts
 from psdrl.agents.psdrl.encoder import Encoder
 from psdrl.agents.psdrl.models import Models
@@ -116,9 +116,18 @@ def train_autoencoder(
     run = execution.kept("autoencoder", step, lambda: optimiser_state(autoencoder, optimiser))
     losses: list[Tensor] = []
     for _ in range(config.autoencoder.iterations):
-        for slots in sample().slots[:, :-1]:
-            losses += run(replay.frames(slots))
-    return {"autoencoder": torch.stack(losses).mean()} if losses else {}
+        slots = sample().slots[:, :-1]
+        taken = in_one_call(autoencoder, optimiser, replay, slots) if execution.plain else None
+        losses += [taken] if taken is not None else [torch.stack(run(replay.frames(row))) for row in slots]
+    return {"autoencoder": torch.cat(losses).mean()} if losses else {}
+
+
+def in_one_call(autoencoder: Encoder, optimiser: torch.optim.Optimizer, replay: Replay, slots: Tensor) -> Tensor | None:
+    """The same steps on sequences at slots (B, L), if one call can take them."""
+    if autoencoder.pictures() is None or not slots.numel():
+        return None
+    frames = replay.frames(slots.flatten()).unflatten(0, slots.shape)
+    return one_call.train_autoencoder(autoencoder, optimiser, frames, lambda: autoencoder.loss(frames[0]).backward())
 
 
 def chunks(slots: Slots, execution: Execution) -> Iterator[Slots]:
@@ -266,23 +275,44 @@ def train_forward(
         forward = optimiser_state(forward_model, optimisers["forward"])
         return forward + optimiser_state(termination, optimisers["termination"])
 
+    def whole(z: Tensor, window: list[Tensor], share: Tensor | None = None) -> list[tuple[Tensor, Tensor]]:
+        """All windows of z (L + 1, B, Z) and actions, rewards and ends (L, B) in one call, if that serves."""
+        part = slice(0, config.forward.window)
+        first, (actions, rewards, ends) = z[: config.forward.window + 1], (x[part] for x in window)
+        hidden, following = forward_model.no_hidden(z.shape[1]), first[1:].flatten(0, 1)
+        return one_call.train_forward(
+            models,
+            optimisers,
+            (z, *window),
+            config.forward.window,
+            share,
+            lambda: window_loss(forward_model, first, actions, rewards, hidden)[0].backward(),
+            lambda: termination_loss(termination, following, ends.flatten(), None)[0].backward(),
+        )
+
     run = execution.kept("window", step, state)
     merge = execution.sizes_may_vary and config.forward.recurrent == 0
-    losses: list[list[Tensor]] = []
+    in_one = execution.plain and forward_model.window_net() is not None
+    losses: list[Sequence[Tensor]] = []
     for _ in range(config.forward.iterations):
         batch = sample()
         size, length = batch.actions.shape
+        data = [x.T for x in (batch.actions, batch.rewards, batch.terminated)]  # time first
+        if in_one and not merge and (found := whole(latents[batch.slots.T], data)):
+            losses += found
+            continue
         hidden = forward_model.no_hidden(size)
         for start in range(0, length, config.forward.window):
             stop = min(start + config.forward.window, length)
-            window = [x[:, start:stop].T for x in (batch.actions, batch.rewards, batch.terminated)]  # time first
+            window = [x[start:stop] for x in data]
             z = latents[batch.slots[:, start : stop + 1].T]
-            if merge:
-                z, *window, share = merged(z, *window)
-                _, *both = run(z, *window, forward_model.no_hidden(z.shape[1]), share)
-            else:
+            if not merge:
                 hidden, *both = run(z, *window, hidden)
-            losses.append(both)
+                losses.append(both)
+                continue
+            z, *window, share = merged(z, *window)
+            found = whole(z, window, share) if in_one else []
+            losses += found or [run(z, *window, forward_model.no_hidden(z.shape[1]), share)[1:]]
     if not losses:
         return {}
     forward_losses, termination_losses = zip(*losses, strict=True)

@@ -15,9 +15,9 @@ from torch import Tensor
 from psdrl.agents.psdrl.lookahead import Predictions
 from psdrl.agents.psdrl.networks import TanhNet
 from psdrl.agents.psdrl.value import MinEnsemble
-from psdrl.kernels.linear_tanh import linear, linear_tanh
+from psdrl.kernels.linear_tanh import linear
 from psdrl.kernels.linear_tanh.aten import product
-from psdrl.kernels.tanh_dot import tanh_net
+from psdrl.kernels.tanh_actions import tanh_actions
 
 
 class Narrow(NamedTuple):
@@ -51,7 +51,5 @@ class Narrow(NamedTuple):
         of_code = product(of_z, self.code[:-1])
         of_code[:, of_code.shape[1] - of_h.shape[1] :] += of_h
         columns = torch.addmm(first.bias, self.columns[:, :-1], of_z.T)
-        x = linear_tanh(codes, of_code, None, linear(latents, product(of_z, self.latent[:-1])), columns)
-        if len(rest) == 1:
-            return linear(x, rest[0].weight, rest[0].bias).squeeze(1)
-        return tanh_net(x, [layer.weight for layer in rest], [layer.bias for layer in rest])
+        state = linear(latents, product(of_z, self.latent[:-1]))
+        return tanh_actions(codes, of_code, state, columns, [(layer.weight, layer.bias) for layer in rest], True)

@@ -19,6 +19,10 @@ class Termination(TanhNet):
         self.weight = config.weight  # of an end's squared error
         self.predicted = config.predicted  # whether predicted states are learned from too
 
+    def weights(self, ends: Tensor) -> Tensor:
+        """Of the squared errors, for delta (n,): that of ends, or 1."""
+        return 1 + (self.weight - 1) * ends
+
     def loss(
         self,
         following: Tensor,
@@ -32,7 +36,7 @@ class Termination(TanhNet):
         if predicted is not None:
             following, ends = torch.cat([following, predicted.to(following)]), ends.repeat(2)
             share = None if share is None else share.repeat(2) / 2
-        errors = (1 + (self.weight - 1) * ends) * (self(following, tanh_layer) - ends).square()
+        errors = self.weights(ends) * (self(following, tanh_layer) - ends).square()
         return errors.mean() if share is None else errors @ share
 
     def plain_losses(self, following: Tensor, ends: Tensor, predicted: Tensor) -> Iterator[Tensor]:

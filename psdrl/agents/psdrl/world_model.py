@@ -15,6 +15,7 @@ from psdrl.agents.psdrl.memory import Memory, Memoryless
 from psdrl.agents.psdrl.networks import TanhLayer, one_hot, plain_tanh
 from psdrl.agents.psdrl.regression import Statistics
 from psdrl.agents.psdrl.settings import ForwardConfig
+from psdrl.kernels.window_steps import WindowNet
 from psdrl.replay.episodes import Replay
 
 if TYPE_CHECKING:
@@ -76,6 +77,10 @@ class WorldModel(nn.Module, ABC):
     def tapped(self, x: Tensor, tapping: Tapping) -> Tensor:
         """The prediction [z', r] (n, Z + 1) with the trained output layer from x = [h', z, onehot(a)], by these."""
         raise NotImplementedError
+
+    def window_net(self) -> WindowNet | None:
+        """The same as a network whose gradient steps csrc/ can take, if it is one."""
+        return None
 
     @abstractmethod
     def feature_layers(self, x: Tensor, tanh_layer: TanhLayer = plain_tanh) -> Any:
