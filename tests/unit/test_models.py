@@ -80,6 +80,18 @@ def test_reconstruction_in_tiles(reduction, channels, standardise):
         torch.testing.assert_close(gradient, expected)
 
 
+@torch.no_grad()
+def test_pixels_are_divided_by_255_exactly():
+    """An encoder that gives back the first pixel of each tile: csrc/ rounds each of the 256 as a division does."""
+    autoencoder = Autoencoder((1, 32, 32), AutoencoderConfig(channels=(1,)))
+    assert autoencoder.patch == 4
+    for parameter in autoencoder.parameters():
+        parameter.zero_()
+    autoencoder.encoder[0].weight[0, 0, 0, 0] = 1
+    frames = torch.arange(256, dtype=torch.uint8)[:, None, None, None].expand(-1, 1, 32, 32)
+    assert torch.equal(autoencoder.latents(frames)[:, 0], torch.arange(256) / 255)
+
+
 def test_a_loaded_autoencoder_encodes_as_the_saved_one():
     """Mean frame and contrast come from the checkpoint, and with them what is derived for the patches."""
     config = configure(game="Pong", preset="cpu", device="cpu").autoencoder
