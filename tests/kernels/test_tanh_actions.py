@@ -1,5 +1,7 @@
 """Tanh layers on all actions of states: csrc/ and the layers one by one, against the oracle in float64."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -21,7 +23,7 @@ CASES = [
 def problem(states, actions, inputs, units, sums_up):
     torch.manual_seed(0)
     widths = (*units, 1) if sums_up else units
-    layers = [(torch.randn(o, i) / i**0.5, torch.randn(o)) for i, o in zip(widths, widths[1:], strict=False)]
+    layers = [(torch.randn(o, i) / i**0.5, torch.randn(o)) for i, o in pairwise(widths)]
     weight = torch.randn(units[0], inputs) / inputs**0.5
     x = torch.randn(states * actions, inputs + 3)[:, 1 : inputs + 1]  # a part of wider rows
     return x, weight, torch.randn(states, units[0]), torch.randn(actions, units[0]), layers, sums_up
@@ -32,13 +34,14 @@ def problem(states, actions, inputs, units, sums_up):
 def test_it_is_the_oracles(case, name):
     if name == "in_one_pass" and missing():
         pytest.skip(str(missing()))
-    *tensors, layers, sums_up = problem(*case)
-    double = [t.double() for t in tensors], [(w.double(), b.double()) for w, b in layers]
+    given = problem(*case)
+    *tensors, layers, sums_up = given
+    x, weight, state, columns = (t.double() for t in tensors)
     with torch.no_grad():
-        exact = reference.tanh_actions(*double[0], double[1], sums_up)
-        eager = reference.tanh_actions(*tensors, layers, sums_up)
-        found = getattr(native, name)(*tensors, layers, sums_up)
-        served = tanh_actions(*tensors, layers, sums_up)
+        exact = reference.tanh_actions(
+            x, weight, state, columns, [(w.double(), b.double()) for w, b in layers], sums_up
+        )
+        eager, found, served = (f(*given) for f in (reference.tanh_actions, getattr(native, name), tanh_actions))
     assert found.shape == served.shape == exact.shape
     for result in (found, served):
         error, usual = ((y.double() - exact).abs().amax() if y.numel() else 0.0 for y in (result, eager))

@@ -87,7 +87,7 @@ def test_pixels_are_divided_by_255_exactly():
     assert autoencoder.patch == 4
     for parameter in autoencoder.parameters():
         parameter.zero_()
-    autoencoder.encoder[0].weight[0, 0, 0, 0] = 1
+    next(autoencoder.encoder.parameters())[0, 0, 0, 0] = 1
     frames = torch.arange(256, dtype=torch.uint8)[:, None, None, None].expand(-1, 1, 32, 32)
     assert torch.equal(autoencoder.latents(frames)[:, 0], torch.arange(256) / 255)
 
