@@ -26,6 +26,9 @@ HOW_CUDA = "it needs nvcc and libcudart of the CUDA version that torch was built
 CPU_SOURCES, CUDA_SOURCES = sorted(glob("csrc/*.cpp")), sorted(glob("csrc/*.cu"))
 HEADERS = sorted(glob("csrc/*.h") + glob("csrc/*.cuh"))
 CXX_FLAGS = ["-O3", "-g0", "-std=c++20", "-Wno-psabi", "-fno-math-errno"]  # vectors never cross the library's border
+# at::parallel_for is a loop on one thread where OpenMP is off. torch brings libgomp, which is the one that is loaded.
+OPENMP = ["-fopenmp"] if sys.platform == "linux" else []
+CXX_FLAGS += OPENMP
 NVCC_FLAGS = ["-O3", "-std=c++20", "--expt-relaxed-constexpr"]
 
 
@@ -60,7 +63,9 @@ def extension() -> dict[str, Any]:
 
     def cpu() -> Any:
         flags = list(CXX_FLAGS)
-        return cpp_extension.CppExtension("psdrl._C", list(CPU_SOURCES), extra_compile_args=flags, depends=HEADERS)
+        return cpp_extension.CppExtension(
+            "psdrl._C", list(CPU_SOURCES), extra_compile_args=flags, extra_link_args=list(OPENMP), depends=HEADERS
+        )
 
     def cuda(toolkit: Toolkit | None) -> Any:
         flags = {"cxx": list(CXX_FLAGS), "nvcc": list(NVCC_FLAGS)}
@@ -69,7 +74,12 @@ def extension() -> dict[str, Any]:
             cpp_extension.CUDA_HOME = str(toolkit.home)  # torch has guessed already, when it was imported
             libraries.append(str(toolkit.libraries))
         return cpp_extension.CUDAExtension(
-            "psdrl._C", CPU_SOURCES + CUDA_SOURCES, extra_compile_args=flags, library_dirs=libraries, depends=HEADERS
+            "psdrl._C",
+            CPU_SOURCES + CUDA_SOURCES,
+            extra_compile_args=flags,
+            extra_link_args=list(OPENMP),
+            library_dirs=libraries,
+            depends=HEADERS,
         )
 
     class OptionalBuild(cpp_extension.BuildExtension):

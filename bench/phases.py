@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+import torch.utils._pytree
 import tyro
 from rich.console import Console
 from rich.table import Table
@@ -117,6 +118,20 @@ def gemm_peak(width: int, rows: int) -> float:
     return 2 * rows * width * width / min(best(lambda: x @ w.T), best(lambda: linear(x, w)))
 
 
+def read_bandwidth() -> float:
+    """Bytes per second of reading memory, by a sum over 256 MB."""
+    x = torch.ones(2**26)
+    return x.nbytes / best(lambda: x.sum())
+
+
+def weights_read(agent: PsdrlAgent) -> int:
+    """Bytes of the weights that one action reads on the fast path: encoder, folded model, termination and value."""
+    models = agent.models
+    folded = torch.utils._pytree.tree_leaves(models.forward_model.fold(agent.model))
+    networks = (models.autoencoder.encoder, models.termination, *models.value.acting(models.target).networks()[:1])
+    return sum(x.nbytes for x in folded) + sum(p.nbytes for network in networks for p in network.parameters())
+
+
 def measure(options: Options) -> dict:
     """Seconds per unit and path, the GEMM peak of this run, and the fraction of it that the fast path reaches."""
     agents = {
@@ -152,6 +167,10 @@ def measure(options: Options) -> dict:
         if "fast" in seconds:
             rate = work * 1e9 / seconds["fast"]
             units[name] |= {"gflop_per_second": rate / 1e9, "fraction_of_gemm_peak": rate / peak}
+        if "fast" in seconds and name == "act":
+            read = weights_read(agents["fast"])
+            fraction = read / seconds["fast"] / read_bandwidth()
+            units[name] |= {"megabytes_read": read / 1e6, "fraction_of_read_bandwidth": fraction}
     return {
         "preset": options.preset,
         "actions": options.actions,
@@ -189,6 +208,12 @@ def main() -> None:
         cells += [f"{seconds[path] / seconds[options.paths[-1]]:.2f}x" for path in options.paths[:-1]]
         table.add_row(name, *cells)
     console.print(table)
+    if "megabytes_read" in (act := result["units"].get("act", {})):
+        console.print(
+            f"An action reads {act['megabytes_read']:.0f} MB of weights, at {act['fraction_of_read_bandwidth']:.0%} of "
+            "the bandwidth of a sum over 256 MB.",
+            highlight=False,
+        )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 // The Python module psdrl._C: importing it registers the operations torch.ops.psdrl.*.
 
+#include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <Python.h>
 #include <torch/library.h>
 
 #include <algorithm>
+#include <vector>
 
 #include "isa.h"
 
@@ -106,9 +108,18 @@ TORCH_LIBRARY_IMPL(psdrl, Autograd, m) {
 
 static PyObject* instruction_set(PyObject*, PyObject*) { return PyUnicode_FromString(psdrl::isa_name()); }
 
+// Threads that at::parallel_for has here: one if the extension was compiled without OpenMP, whatever torch has.
+static PyObject* threads(PyObject*, PyObject*) {
+  const int64_t most = at::get_num_threads();
+  std::vector<int> seen(most);
+  at::parallel_for(0, most, 1, [&](int64_t begin, int64_t) { seen[begin] = 1; });  // each has a part of its own
+  return PyLong_FromLong(std::count(seen.begin(), seen.end(), 1));
+}
+
 extern "C" PyMODINIT_FUNC PyInit__C(void) {
   static PyMethodDef methods[] = {
       {"instruction_set", instruction_set, METH_NOARGS, "Of the CPU kernels: avx512, avx2 or portable."},
+      {"threads", threads, METH_NOARGS, "Threads that share the work of a kernel."},
       {nullptr, nullptr, 0, nullptr},
   };
   static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, methods};

@@ -5,7 +5,7 @@ from functools import cache
 
 import torch
 
-NEWEST = "gram_registers_"  # of its operations
+NEWEST = "tanh_actions"  # of its operations
 HOW = "build it with: pip install --no-build-isolation --no-deps -e ."
 
 
@@ -26,6 +26,11 @@ def missing() -> str | None:
 def instruction_set() -> str:
     """That of the CPU kernels: avx512, avx2 or portable; none without the extension. PSDRL_CPU asks for one."""
     return importlib.import_module("psdrl._C").instruction_set() if missing() is None else "none"
+
+
+def threads() -> int:
+    """Threads that share the work of a kernel of the extension, which may be fewer than PyTorch's own."""
+    return importlib.import_module("psdrl._C").threads() if missing() is None else 0
 
 
 def operations() -> set[str]:

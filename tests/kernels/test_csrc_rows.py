@@ -1,12 +1,14 @@
 """The CPU kernels of the lookahead: a linear layer for a handful of rows, and the fused epilogue of a hidden layer."""
 
 import itertools
+import sys
 
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
+from psdrl.kernels import extension
 from psdrl.kernels.extension import missing
 from psdrl.kernels.gru_actions import reference as gru_reference
 from psdrl.kernels.linear_tanh import aten, reference
@@ -152,3 +154,15 @@ def test_gram_in_registers(shape, dtype):
     posterior_reference.gram_accumulate_(oracle[0], oracle[1], phi, targets, -1.5)
     torch.testing.assert_close(ours[0].tril(), oracle[0].tril(), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(ours[1], oracle[1], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="OpenMP is used on Linux only")
+def test_kernels_have_pytorchs_threads():
+    """at::parallel_for is silently a loop where the extension was compiled without OpenMP."""
+    before = torch.get_num_threads()
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            assert extension.threads() == count
+    finally:
+        torch.set_num_threads(before)
