@@ -33,7 +33,7 @@ TORCH_LIBRARY(psdrl, m) {
   m.def(
       "window_steps_(Tensor latents, Tensor actions, Tensor rewards, Tensor? weights, Tensor(a!)[] parameters, "
       "Tensor(b!)[] averages, Tensor(c!)[] squares, Tensor(d!)[] steps, int hidden, bool recurrent, bool bends, "
-      "bool with_inputs, int window, float reward_weight, bool mean, float rate, float beta1, float beta2, float eps) "
+      "bool with_inputs, int window, Tensor reward_weight, bool mean, float rate, float beta1, float beta2, float eps) "
       "-> Tensor");
   // n Adam steps of a convolutional autoencoder whose first kernel tiles a frame: frames (n, B, c, s, s) uint8 as
   // (x / 255 - mean) contrast; weight and bias of each layer of the encoder, then of the decoder. The losses (n,) before

@@ -337,7 +337,7 @@ Net net_of(const psdrl::Parameters& all, int64_t latent, int64_t hidden, bool re
 at::Tensor window_steps_(const at::Tensor& latents, const at::Tensor& actions, const at::Tensor& rewards,
                          const std::optional<at::Tensor>& weights, at::TensorList parameters, at::TensorList averages,
                          at::TensorList squares, at::TensorList steps, int64_t hidden, bool recurrent, bool bends,
-                         bool with_inputs, int64_t window, double reward_weight, bool mean, double rate, double beta1,
+                         bool with_inputs, int64_t window, const at::Tensor& reward_weight, bool mean, double rate, double beta1,
                          double beta2, double eps) {
   TORCH_CHECK(latents.dim() == 3 && actions.dim() == 2 && latents.size(0) == actions.size(0) + 1 &&
                   latents.size(1) == actions.size(1) && rewards.sizes() == actions.sizes() &&
@@ -350,6 +350,8 @@ at::Tensor window_steps_(const at::Tensor& latents, const at::Tensor& actions, c
   const psdrl::Parameters all = {parameters, averages, squares, steps};
   all.check("window_steps_");
   const int64_t length = actions.size(0), batch = actions.size(1), latent = latents.size(2);
+  TORCH_CHECK(reward_weight.numel() == 1 && reward_weight.scalar_type() == at::kFloat,
+              "window_steps_: the reward's weight must be one float32");
   TORCH_CHECK(window > 0 && hidden > 0 && latent > 0, "window_steps_: window, H and Z must be positive");
   Net net = net_of(all, latent, hidden, recurrent, bends, with_inputs);
   const int64_t count = (length + window - 1) / window;
@@ -361,7 +363,7 @@ at::Tensor window_steps_(const at::Tensor& latents, const at::Tensor& actions, c
   TORCH_CHECK(std::all_of(chosen, chosen + a.numel(), [&](int64_t i) { return 0 <= i && i < net.actions; }),
               "window_steps_: actions must be in [0, ", net.actions, ")");
   Window numbers(net, std::min(window, length), batch);
-  numbers.reward_weight = static_cast<float>(reward_weight);
+  numbers.reward_weight = *reward_weight.const_data_ptr<float>();
   const psdrl::Rates rates = {rate, beta1, beta2, eps};
   for (int64_t i = 0; i < count; ++i) {
     const int64_t first = i * window, steps_now = std::min(window, length - first);

@@ -15,7 +15,7 @@ class WindowNet(NamedTuple):
     hidden: int  # H
     bends: bool  # the last feature layer has tanh
     with_inputs: bool  # the output layer sees [h', z, a] beside the features
-    reward_weight: float  # of the reward's squared error
+    reward_weight: Tensor  # () of the reward's squared error
     mean: bool  # squared errors are averaged over dimensions, not summed up
 
     @property

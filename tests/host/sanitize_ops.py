@@ -39,7 +39,9 @@ def main() -> None:
         parameters, *moments = ([torch.rand(shape) for shape in shapes] for _ in range(3))
         steps = [torch.ones(()) for _ in parameters]
         data = torch.randn(6, rows, 5), torch.randint(2, (5, rows)), torch.randn(5, rows)
-        ops.window_steps_(*data, None, parameters, *moments, steps, 3, True, True, True, 2, 1.5, True, *rates)
+        ops.window_steps_(
+            *data, None, parameters, *moments, steps, 3, True, True, True, 2, torch.tensor(1.5), True, *rates
+        )
         shapes = [(3, 1, 2, 2), (3,), (2, 3, 3, 3), (2,), (2, 3, 3, 3), (3,), (3, 1, 2, 2), (1,)]
         parameters, *moments = ([torch.rand(shape) for shape in shapes] for _ in range(3))
         steps = [torch.ones(()) for _ in parameters]

@@ -40,7 +40,9 @@ def problem(case, dtype=torch.float32):
     def net(twin: Twin) -> WindowNet:
         first = 4 if recurrent else 0
         given = twin.parameters[:first], twin.parameters[first:]
-        return WindowNet(*given, hidden, bends, with_inputs, 3.5, mean=len(units) == 4)
+        return WindowNet(
+            *given, hidden, bends, with_inputs, torch.tensor(3.5).to(twin.parameters[0]), mean=len(units) == 4
+        )
 
     return parameters, data, net, window
 

@@ -76,7 +76,7 @@ class FlatModel(WorldModel):
         gru: list[Tensor] = [p for p in self.gru.parameters() if p.requires_grad]
         layers: list[Tensor] = [p for layer in self.tapped_layers() for p in (layer.weight, layer.bias)]
         kind = self.hidden_size, self.tanh_features, self.with_inputs
-        return WindowNet(gru, layers, *kind, float(self.reward_weight), self.reduction == "mean")
+        return WindowNet(gru, layers, *kind, self.reward_weight, self.reduction == "mean")
 
     def predicted(self, features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return F.linear(features, weight, bias)
