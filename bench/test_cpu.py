@@ -16,12 +16,23 @@ import torch
 from torch.nn import functional as F
 
 from psdrl.agents.psdrl.autoencoder import Autoencoder
+from psdrl.agents.psdrl.learning import make_optimisers
+from psdrl.agents.psdrl.models import Models
 from psdrl.agents.psdrl.networks import TanhNet
+from psdrl.agents.psdrl.synthetic import atari_spec
 from psdrl.agents.registry import configure
 from psdrl.kernels import choice
+from psdrl.kernels.autoencoder_steps import autoencoder_steps_
+from psdrl.kernels.autoencoder_steps import reference as plain_autoencoder
 from psdrl.kernels.gru_actions import aten as gru
 from psdrl.kernels.gru_actions import reference as plain_gru
 from psdrl.kernels.linear_tanh import aten, reference
+from psdrl.kernels.tanh_actions import reference as plain_actions
+from psdrl.kernels.tanh_actions import tanh_actions
+from psdrl.kernels.tanh_net_steps import reference as plain_net
+from psdrl.kernels.tanh_net_steps import tanh_net_steps_
+from psdrl.kernels.window_steps import reference as plain_windows
+from psdrl.kernels.window_steps import window_steps_
 
 # rows, inputs, units: acting, gradient steps and planning of the cpu and of the paper preset
 SIZES = [
@@ -71,6 +82,39 @@ def others() -> dict[str, Pair]:
     return pairs
 
 
+def steps() -> dict[str, Pair]:
+    """Gradient steps in one call, of the cpu preset's networks and batches, against autograd and Adam's fused step."""
+    config = configure(game="Pong", preset="cpu", device="cpu")
+    models = Models(config, atari_spec(6))
+    optimisers = make_optimisers(models, config)
+    z, actions = torch.randn(5, 64, models.autoencoder.latent_size), torch.randint(6, (4, 64))
+    net, pictures = models.forward_model.window_net(), models.autoencoder.pictures()
+    assert net is not None
+    assert pictures is not None
+    frames = torch.randint(0, 256, (1, 40, 1, 64, 64), dtype=torch.uint8)
+    value: list[torch.Tensor] = list(models.value.parameters())
+    states, targets = torch.randn(10, 64, value[0].shape[1]), torch.randn(10, 64)
+    given = (z, actions, torch.randn(4, 64), optimisers["forward"], net, 4)
+    code, weight, layers = torch.randn(3840, 192), torch.randn(256, 192) / 14, [(torch.randn(256, 256) / 16, value[1])]
+    terms = torch.randn(640, 256), torch.randn(6, 256)
+    taken: dict[str, tuple[Callable, Callable, tuple]] = {
+        "window of the forward model": (window_steps_, plain_windows.window_steps_, given),
+        "autoencoder, 40 frames": (
+            *(autoencoder_steps_, plain_autoencoder.autoencoder_steps_),
+            (frames, optimisers["autoencoder"], pictures),
+        ),
+        "10 steps of the value network": (
+            *(tanh_net_steps_, plain_net.tanh_net_steps_),
+            (states, targets, optimisers["value"], value, 1),
+        ),
+        "values of 640 states' actions": (
+            *(tanh_actions, plain_actions.tanh_actions),
+            (code, weight, *terms, [*layers, (torch.randn(1, 256), torch.randn(1))], True),
+        ),
+    }
+    return {name: (partial(ours, *x), partial(plain, *x)) for name, (ours, plain, x) in taken.items()}
+
+
 def ratio(ours: Callable[[], object], plain: Callable[[], object]) -> tuple[float, float]:
     """Shortest times of both, called in turn."""
     best, began = [float("inf"), float("inf")], time.perf_counter()
@@ -90,7 +134,7 @@ CASES = {
     for name in products((1, 1, 1))
     if size[0] >= 64 or not name.startswith("gradient")
 }
-OTHERS = list(others())
+OTHERS = [*others(), *steps()]
 
 
 @pytest.mark.parametrize("case", [*CASES, *OTHERS])
@@ -102,7 +146,7 @@ def test_no_operation_loses_to_aten(case: str, benchmark) -> None:
         size, name = CASES[case]
         pair = products(size)[name]
     else:
-        pair = others()[case]
+        pair = (others() | steps())[case]
     ours, plain = ratio(*pair)
     print(f"\n{case}: {1e6 * ours:.1f} us, ATen {1e6 * plain:.1f} us, {plain / ours:.2f}x ({choice.machine()})")
     benchmark.extra_info["against ATen"] = plain / ours

@@ -32,7 +32,7 @@ if NATIVE:
 
 def chosen_here(x: Tensor) -> bool:
     """Whether there is something to choose: float32 on a CPU, and numbers that can be timed."""
-    return x.is_cpu and x.dtype == torch.float32 and x.numel() > 0 and not torch.is_autocast_enabled("cpu")
+    return x.dtype is torch.float32 and x.is_cpu and x.numel() > 0 and not torch.is_autocast_enabled("cpu")
 
 
 def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
@@ -68,10 +68,11 @@ def _possible(name: str, rows: int) -> bool:
 
 
 def _fastest(operation: str, table: dict[str, Any], x: Tensor, y: Tensor, *rest: Tensor | None) -> Tensor:
-    def candidates() -> choice.Candidates:
-        return {name: partial(table[name], x, y, *rest) for name in table if _possible(name, x.shape[0])}
-
-    return table[choice.choose(operation, x, y, candidates)](x, y, *rest)
+    chosen = choice.chosen(operation, x, y)
+    if chosen is None:
+        possible = [name for name in table if _possible(name, x.shape[0])]
+        chosen = choice.choose(operation, x, y, lambda: {name: partial(table[name], x, y, *rest) for name in possible})
+    return table[chosen](x, y, *rest)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
