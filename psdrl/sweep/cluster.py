@@ -85,12 +85,14 @@ class Handle:
     job: Job
     actor: Any
     stage: Literal["seeing", "starting", "running", "fetching"]
-    waits: Any = None  # the actor's answer that is awaited
+    question: tuple[Any, ...] = ()  # method of the actor and its arguments
+    waits: Any = None  # the answer that is awaited
     copy: Copy | None = None
     work: "Future[Any] | None" = None  # copying, in a thread
     whole: bool = False  # the copy under way was begun after the run had ended
     last: Look | None = None
     at: float = 0.0  # when to look again
+    heard: int = -1  # step of the last evaluation that was told
 
 
 class Cluster:
@@ -117,6 +119,7 @@ class Cluster:
         self._cpus, self._gpus = cpus, gpus
         self._handles: list[Handle] = []
         self._threads = ThreadPoolExecutor(COPIES, "copy")
+        self._away = ray.exceptions.ActorUnavailableError
         self._lost = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError)
         self._closed = False
 
@@ -128,15 +131,19 @@ class Cluster:
 
     def submit(self, job: Job) -> Handle:
         handle = Handle(job, self._actor.remote(), "seeing")
-        handle.waits = handle.actor.sees.remote(str(self._out / TOKEN), self._token)
+        self._ask(handle, "sees", str(self._out / TOKEN), self._token)
         self._handles.append(handle)
         return handle
+
+    def _ask(self, handle: Handle, *question: Any) -> None:
+        method, *arguments = handle.question = question
+        handle.waits = getattr(handle.actor, method).remote(*arguments)
 
     def looks(self) -> Iterator[tuple[Handle, Look | Lost]]:
         now = time.monotonic()
         for handle in self._handles:
             if handle.stage == "running" and handle.waits is None and handle.at <= now:
-                handle.waits = handle.actor.look.remote()
+                self._ask(handle, "look", handle.heard)
         waits = {handle.waits: handle for handle in self._handles if handle.waits is not None}
         ready = self._ray.wait(list(waits), num_returns=len(waits), timeout=0)[0] if waits else []
         for answer in ready:
@@ -149,6 +156,9 @@ class Cluster:
         answer, handle.waits = handle.waits, None
         try:
             said = self._ray.get(answer)
+        except self._away:  # Ray does not know yet whether it is dead: ask again until it answers, or Ray knows
+            self._ask(handle, *handle.question)
+            return
         except self._lost as error:
             yield handle, Lost(_why(error))
             return
@@ -174,7 +184,8 @@ class Cluster:
         if problem:
             yield handle, Look(code=1, words=f"error: {problem}.", host=host)
         elif shares and self._storage != "copy":
-            handle.stage, handle.waits = "starting", handle.actor.start.remote(handle.job)
+            handle.stage = "starting"
+            self._ask(handle, "start", handle.job)
         else:
             handle.copy = Copy(self._ray, handle.actor, handle.job, f"{self._scratch}/{handle.job.name}")
             handle.stage, handle.work = "starting", self._threads.submit(handle.copy.there)
@@ -182,6 +193,7 @@ class Cluster:
     def _looked(self, handle: Handle, look: Look) -> Iterator[tuple[Handle, Look | Lost]]:
         pause = max(ROUND, len(self._handles) / PER_SECOND)
         handle.at = time.monotonic() + pause
+        handle.heard = max([handle.heard, *(step for step, _ in look.evaluations)])
         if handle.copy is None:
             yield handle, look
             return
@@ -199,8 +211,15 @@ class Cluster:
         """Copying is done."""
         work, handle.work = handle.work, None
         assert work is not None
+        assert handle.copy is not None
         try:
             work.result()
+        except self._away:
+            if handle.stage == "starting":
+                yield handle, Lost("its machine did not answer while files were copied to it")
+            elif handle.stage == "fetching":
+                handle.work, handle.whole = self._threads.submit(handle.copy.back), True
+            return  # while running, the next look tells
         except self._lost as error:
             yield handle, Lost(_why(error))
             return
@@ -214,7 +233,6 @@ class Cluster:
             assert handle.last is not None
             yield handle, handle.last
         elif handle.stage == "fetching":
-            assert handle.copy is not None
             handle.work, handle.whole = self._threads.submit(handle.copy.back), True
 
     def stop(self, handle: Handle) -> None:

@@ -1,0 +1,156 @@
+"""The backend on Ray, without Ray: an actor is asked in this process, and answers are lost on the way."""
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from psdrl.sweep.cluster import Cluster
+from psdrl.sweep.schedule import Schedule, Task
+from psdrl.sweep.worker import Job, Worker
+
+EVALUATIONS = [(step, float(step % 7)) for step in range(10, 60, 10)]
+PROGRAM = f"""
+import json, os, sys, time
+folder = sys.argv[1] + "/run"
+os.makedirs(folder, exist_ok=True)
+print("begun", flush=True)
+for step, value in {EVALUATIONS}:
+    with open(folder + "/metrics.jsonl", "a") as file:
+        file.write(json.dumps({{"step": step, "eval/return": value}}) + "\\n")
+    time.sleep(0.05)
+"""
+
+
+class Died(Exception):
+    """Ray's ActorDiedError, and what it has in common with ActorUnavailableError."""
+
+
+class Unavailable(Died):
+    """Ray's ActorUnavailableError: the question may have been heard or not."""
+
+
+class Answer:
+    """Of an actor; an error is raised when it is fetched."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self.value: Any = None
+        self.error: Exception | None = None
+        try:
+            self.value = call()
+        except Exception as error:
+            self.error = error
+
+
+class Ray:
+    """Ray with actors in this process. `before(name, count)` and `after(name, count)` are called around each
+    method, and may raise."""
+
+    exceptions = SimpleNamespace(
+        RayActorError=Died,
+        ActorUnavailableError=Unavailable,
+        ObjectLostError=LookupError,
+        RayTaskError=RuntimeError,
+        GetTimeoutError=TimeoutError,
+    )
+
+    def __init__(self, before: Callable[[str, int], None], after: Callable[[str, int], None]) -> None:
+        self.before, self.after = before, after
+        self.asked: Counter[str] = Counter()
+
+    def remote(self, **_: Any) -> Callable[[type[Worker]], Any]:
+        return lambda kind: SimpleNamespace(remote=lambda: self._actor(kind()))
+
+    def _actor(self, worker: Worker) -> Any:
+        def ask(name: str, *arguments: Any, **named: Any) -> Answer:
+            self.asked[name] += 1
+            count = self.asked[name]
+
+            def call() -> Any:
+                self.before(name, count)
+                said = getattr(worker, name)(*arguments, **named)
+                self.after(name, count)
+                return said
+
+            return Answer(call)
+
+        names = ("sees", "start", "look", "stop", "clear", "write", "snapshot", "read", "forget")
+        bound = {name: SimpleNamespace(remote=lambda *a, name=name, **n: ask(name, *a, **n)) for name in names}
+        return SimpleNamespace(worker=worker, **bound)
+
+    def wait(self, answers: list[Answer], num_returns: int, timeout: float) -> tuple[list[Answer], list[Answer]]:
+        return answers, []
+
+    def get(self, answer: Answer, timeout: float | None = None) -> Any:
+        if answer.error:
+            raise answer.error
+        return answer.value
+
+    def kill(self, actor: Any) -> None:
+        actor.worker.end()
+
+    def shutdown(self) -> None:
+        pass
+
+
+def nothing(name: str, count: int) -> None:
+    pass
+
+
+def every_second(*names: str) -> Callable[[str, int], None]:
+    def lose(name: str, count: int) -> None:
+        if name in names and count % 2:
+            raise Unavailable
+
+    return lose
+
+
+def swept(ray: Ray, tmp_path: Path, storage: Any, retries: int = 0) -> Task:
+    """One run of the program above, to its end."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    out = tmp_path / "out"
+    out.mkdir()
+    task = Task(Job("x", "program", ("{folder}",), str(out / "x"), {"PYTHONPATH": str(tmp_path)}), steps=50)
+    Schedule([task], Cluster(ray, out, 1, 0, storage=storage, copy_every=0.0), retries).run(lambda: False)
+    return task
+
+
+@pytest.mark.parametrize("storage", ["shared", "copy"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_machine_that_does_not_answer_is_asked_again(
+    storage: str, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every second question is lost, or its answer: there is one run, not two, and no evaluation is missing."""
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "there"))
+    lossy = every_second("sees", "look", "start" if storage == "shared" else "snapshot")
+    ray = Ray(lossy, nothing) if when == "before" else Ray(nothing, lossy)
+    task = swept(ray, tmp_path, storage)
+    assert (task.state, task.attempts, task.reasons) == ("finished", 1, [])
+    assert (tmp_path / "out/x/output.txt").read_text() == "begun\n"
+    assert task.evaluations == EVALUATIONS
+    lines = (tmp_path / "out/x/run/metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [step for step, _ in EVALUATIONS]
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("The actor died because its node has died. Node Id: 1", "its node died"),
+        ("The actor is dead because its worker process has died.", "its worker died"),
+    ],
+)
+def test_the_reason_is_what_ray_says_in_the_end(said: str, reason: str, tmp_path: Path) -> None:
+    """Two questions remain without an answer before Ray knows why; then the run begins anew."""
+
+    def dying(name: str, count: int) -> None:
+        if name == "look" and count in (2, 3):
+            raise Unavailable
+        if name == "look" and count == 4:
+            raise Died(said)
+
+    task = swept(Ray(dying, nothing), tmp_path, "shared", retries=1)
+    assert (task.state, task.attempts, task.reasons) == ("finished", 2, [reason])
