@@ -121,7 +121,6 @@ class Cluster:
         self._threads = ThreadPoolExecutor(COPIES, "copy")
         self._away = ray.exceptions.ActorUnavailableError
         self._lost = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError)
-        self._closed = False
 
     def room(self) -> bool:
         if self._jobs:

@@ -59,7 +59,7 @@ def test_reproduce_says_what_it_costs_before_it_runs(cli_run: Run) -> None:
     assert outcome.code == 0
     said = outcome.out.replace("\n", " ")
     assert "SMALL VERSION of deepsea: 3 environments, 1 seed(s), 300 steps, preset debug" in said
-    assert "12 runs, forecast" in said
+    assert "18 runs, forecast" in said
     assert "core hours" in said
     assert not Path("reproduce").exists()
 
