@@ -75,7 +75,7 @@ def test_a_node_is_killed(calm: Path, cluster: Any, tmp_path: Path) -> None:
     sweep = start(out, cluster.address)
     pid, _ = until(lambda: in_the_middle(out), sweep)
     kill_node(cluster, parent(parent(pid)))
-    until(lambda: pid not in trainers(out), sweep, seconds=10)
+    until(lambda: pid not in trainers(out), sweep)
     wait(sweep, out)
     ended(out, "its node died")
     assert not differences(calm, out)
