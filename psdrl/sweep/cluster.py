@@ -9,6 +9,7 @@ import hashlib
 import importlib.util
 import os
 import secrets
+import socket
 import time
 from collections.abc import Iterator
 from concurrent import futures
@@ -40,36 +41,54 @@ def connect(address: str, cpus: int, gpus: int) -> Any:
         raise UserError(
             'Ray is not installed: pip install "psdrl[sweep]", or run in local processes with --address none.'
         )
-    if address.startswith("ray://"):
-        raise UserError("--address ray://... is Ray's client: run psdrl sweep on a node of the cluster instead.")
-    own = address == "local" or (address == "auto" and not _running())
+    found = "" if address == "local" else _running() if address == "auto" else address
+    if found.startswith("ray://"):
+        raise UserError(f"--address {found} is Ray's client: run psdrl sweep on a node of the cluster instead.")
+    if found and not _answers(found):  # Ray itself would try for many minutes
+        raise _silence(found, "nothing listens there")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if own:  # before Ray is imported; the name is of other systems, the effect is that Ray stays on 127.0.0.1
+    if not found:  # before Ray is imported; the name is of other systems, the effect is that Ray stays on 127.0.0.1
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         os.environ.setdefault("RAY_worker_niceness", "0")  # not 15: beside any other work runs would stand still
     import ray
 
     ray.cloudpickle.register_pickle_by_value(module)  # by its source: importing psdrl would cost each actor torch
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
-    if own:
+    if not found:
         sizes: dict[str, Any] = {"num_cpus": cpus, "num_gpus": gpus, "object_store_memory": LOCAL_MEMORY}
         ray.init(address="local", include_dashboard=False, **sizes, **quiet)
         return ray
     try:
-        ray.init(address=address, **quiet)
+        ray.init(address=found, **quiet)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(
-            f"No Ray answers at --address {address} ({reason.rstrip('.')}): start one (docs/cluster.md), or use "
-            "--address local or none."
-        ) from None
+        raise _silence(found, (str(error).splitlines() or [type(error).__name__])[0]) from None
     return ray
 
 
-def _running() -> bool:
-    """Whether a Ray runs here, or is named by the environment: what `ray start` leaves says so."""
-    folder = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray"
-    return bool(os.environ.get("RAY_ADDRESS")) or (folder / "ray_current_cluster").exists()
+def _running() -> str:
+    """The address of a Ray that is named by the environment or runs here: what `ray start` leaves says so, and stays
+    behind if it is killed. "": there is none."""
+    note = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
+    if os.environ.get("RAY_ADDRESS"):
+        return os.environ["RAY_ADDRESS"]
+    noted = note.read_text(encoding="utf-8").strip() if note.exists() else ""
+    return noted if _answers(noted) else ""
+
+
+def _answers(address: str) -> bool:
+    """Whether something listens at HOST:PORT."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _silence(address: str, why: str) -> UserError:
+    return UserError(
+        f"No Ray answers at {address} ({why.rstrip('.')}): start one (docs/cluster.md), or use --address local or none."
+    )
 
 
 def largest(ray: Any) -> tuple[float, float]:

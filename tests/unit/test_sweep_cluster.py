@@ -1,6 +1,7 @@
-"""The backend on Ray, without Ray: an actor is asked in this process, and answers are lost on the way."""
+"""The backend on Ray, without Ray: which one is found; an actor is asked in this process, and answers are lost."""
 
 import json
+import socket
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from psdrl.errors import UserError
+from psdrl.sweep import cluster
 from psdrl.sweep.cluster import Cluster
 from psdrl.sweep.schedule import Schedule, Task
 from psdrl.sweep.worker import Job, Worker
@@ -154,3 +157,26 @@ def test_the_reason_is_what_ray_says_in_the_end(said: str, reason: str, tmp_path
 
     task = swept(Ray(dying, nothing), tmp_path, "shared", retries=1)
     assert (task.state, task.attempts, task.reasons) == ("finished", 2, [reason])
+
+
+def test_a_ray_that_does_not_listen_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster that was killed leaves a note of its address; one that is named must answer."""
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert cluster._running() == ""
+    (tmp_path / "ray").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        (tmp_path / "ray" / "ray_current_cluster").write_text(address)
+        assert cluster._running() == address
+    assert cluster._running() == ""
+    with pytest.raises(UserError, match=f"No Ray answers at {address} .nothing listens there.: start one"):
+        cluster.connect(address, 1, 0)
+    for named, said in (
+        (address, "No Ray answers"),
+        ("ray://head:10001", "is Ray's client"),
+        ("head", "No Ray answers"),
+    ):
+        monkeypatch.setenv("RAY_ADDRESS", named)
+        with pytest.raises(UserError, match=said):
+            cluster.connect("auto", 1, 0)
