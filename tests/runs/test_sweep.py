@@ -69,6 +69,10 @@ def test_reproduce_refuses_what_would_spoil_it(cli_run: Run) -> None:
     assert refused.code == 2
     assert "runs that share a GPU slow each other" in refused.err.replace("\n", " ")
     assert cli_run("psdrl", "reproduce").code == 2
+    large = cli_run("psdrl", "reproduce", "table-1", "--address", "none")
+    assert large.code == 2
+    assert "made for GPUs, and none was found" in large.err.replace("\n", " ")
+    assert "Forecast" not in large.out
 
 
 def test_without_ray_it_says_what_to_install(cli_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
