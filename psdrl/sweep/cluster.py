@@ -112,6 +112,7 @@ class Handle:
     last: Look | None = None
     at: float = 0.0  # when to look again
     heard: int = -1  # step of the last evaluation that was told
+    stopping: bool = False
 
 
 class Cluster:
@@ -176,6 +177,8 @@ class Cluster:
             said = self._ray.get(answer)
         except self._away:  # Ray does not know yet whether it is dead: ask again until it answers, or Ray knows
             self._ask(handle, *handle.question)
+            if handle.stopping:
+                handle.actor.stop.remote()
             return
         except self._lost as error:
             yield handle, Lost(_why(error))
@@ -254,6 +257,7 @@ class Cluster:
             handle.work, handle.whole = self._threads.submit(handle.copy.back), True
 
     def stop(self, handle: Handle) -> None:
+        handle.stopping = True
         handle.actor.stop.remote()
 
     def release(self, handle: Handle) -> None:

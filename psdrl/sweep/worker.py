@@ -70,6 +70,7 @@ class Worker:
         self._read = 0  # bytes of metrics.jsonl
         self._step = 0
         self._evaluations: list[tuple[int, float]] = []
+        self._stopping = False
 
     def sees(self, file: str, token: str) -> tuple[bool, str, str | None]:
         """Whether this machine shares the disk on which that file was written; its name; its psdrl's version."""
@@ -155,9 +156,10 @@ class Worker:
         return (self.folder / OUTPUT).read_text(encoding="utf-8", errors="replace")
 
     def stop(self) -> None:
-        """Ask the process to save and end; asked twice it would not save."""
-        if self.child and self.child.poll() is None:
+        """Ask the process to save and end, once: asked twice it would not save."""
+        if self.child and self.child.poll() is None and not self._stopping:
             self.child.send_signal(signal.SIGTERM)
+            self._stopping = True
 
     def end(self) -> None:
         """Kill the process if it still runs, and forget it."""

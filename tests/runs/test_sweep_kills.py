@@ -96,17 +96,20 @@ def test_the_driver_is_killed_and_starts_again(calm: Path, cluster: Any, tmp_pat
     assert not differences(calm, out)
 
 
-def test_ctrl_c_saves_every_run(calm: Path, tmp_path: Path) -> None:
-    """In local processes; then the same command goes on with Ray, and copies."""
+@pytest.mark.parametrize("first", ["local processes", "Ray"])
+def test_ctrl_c_saves_every_run(calm: Path, cluster: Any, first: str, tmp_path: Path) -> None:
+    """Two run, two wait. Then the same command goes on: in local processes after Ray, or the other way round."""
     out = tmp_path / "out"
-    sweep = start(out, "none", "--jobs", "2", "--checkpoint-every", "0")
+    ways = [("none", "--jobs", "2"), (cluster.address, "--storage", "copy")]
+    before, after = ways if first == "local processes" else [(cluster.address,), ways[0]]
+    sweep = start(out, *before, "--checkpoint-every", "0")
     until(lambda: any(path.stat().st_size > 2000 for path in out.rglob("metrics.jsonl")), sweep)
     os.kill(sweep.pid, signal.SIGINT)
     said = wait(sweep, out, code=130)
     assert re.search(r"Go on with:\n\s*psdrl sweep ", said)
     assert any(out.rglob("checkpoint-*")), "nothing was saved"
-    with nodes(2) as cluster:
-        wait(start(out, cluster.address, "--storage", "copy"), out)
+    assert len(list(out.rglob("config.json"))) < 4, "one that waited was begun"
+    wait(start(out, *after), out)
     assert not differences(calm, out)
 
 

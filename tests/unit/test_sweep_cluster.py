@@ -40,7 +40,8 @@ class Unavailable(Died):
 class Answer:
     """Of an actor; an error is raised when it is fetched."""
 
-    def __init__(self, call: Callable[[], Any]) -> None:
+    def __init__(self, call: Callable[[], Any], worker: Worker) -> None:
+        self.worker = worker
         self.value: Any = None
         self.error: Exception | None = None
         try:
@@ -61,9 +62,10 @@ class Ray:
         GetTimeoutError=TimeoutError,
     )
 
-    def __init__(self, before: Callable[[str, int], None], after: Callable[[str, int], None]) -> None:
+    def __init__(self, before: Callable[[str, int], None], after: Callable[[str, int], None], cpus: int = 1) -> None:
         self.before, self.after = before, after
         self.asked: Counter[str] = Counter()
+        self.cpus, self.actors = cpus, list[Any]()  # those beyond the CPUs wait
 
     def remote(self, **_: Any) -> Callable[[type[Worker]], Any]:
         return lambda kind: SimpleNamespace(remote=lambda: self._actor(kind()))
@@ -79,14 +81,15 @@ class Ray:
                 self.after(name, count)
                 return said
 
-            return Answer(call)
+            return Answer(call, worker)
 
+        self.actors.append(worker)
         names = ("sees", "start", "look", "stop", "clear", "write", "snapshot", "read", "forget")
         bound = {name: SimpleNamespace(remote=lambda *a, name=name, **n: ask(name, *a, **n)) for name in names}
         return SimpleNamespace(worker=worker, **bound)
 
     def wait(self, answers: list[Answer], num_returns: int, timeout: float) -> tuple[list[Answer], list[Answer]]:
-        return answers, []
+        return [answer for answer in answers if answer.worker in self.actors[: self.cpus]], []
 
     def get(self, answer: Answer, timeout: float | None = None) -> Any:
         if answer.error:
@@ -95,6 +98,7 @@ class Ray:
 
     def kill(self, actor: Any) -> None:
         actor.worker.end()
+        self.actors.remove(actor.worker)
 
     def shutdown(self) -> None:
         pass
@@ -157,6 +161,33 @@ def test_the_reason_is_what_ray_says_in_the_end(said: str, reason: str, tmp_path
 
     task = swept(Ray(dying, nothing), tmp_path, "shared", retries=1)
     assert (task.state, task.attempts, task.reasons) == ("finished", 2, [reason])
+
+
+POLITE = """
+import os, signal, sys, time
+def end(*_):
+    print("saved", flush=True)
+    time.sleep(0.3)
+    sys.exit(130)
+signal.signal(signal.SIGTERM, end)
+print("begun", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("lost", [(), ("stop", "look")], ids=["heard", "every second question is lost"])
+def test_stopping_begins_none_that_waits_for_a_machine(lost: tuple[str, ...], tmp_path: Path) -> None:
+    """One runs, two wait: it saves, is asked once, and they never begin."""
+    (tmp_path / "polite.py").write_text(POLITE)
+    variables = {"PYTHONPATH": str(tmp_path)}
+    tasks = [Task(Job(f"{i}", "polite", (), str(tmp_path / f"{i}"), variables)) for i in range(3)]
+    output = tmp_path / "0" / "output.txt"
+    backend = Cluster(Ray(every_second(*lost), nothing), tmp_path, 1, 0, storage="shared")
+    Schedule(tasks, backend).run(stop=lambda: tasks[0].state == "running" and "begun" in output.read_text())
+    assert [task.state for task in tasks] == ["waiting"] * 3, "they go on next time"
+    assert output.read_text() == "begun\nsaved\n"
+    assert not (tmp_path / "1").exists()
+    assert not (tmp_path / "2").exists()
 
 
 def test_a_ray_that_does_not_listen_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
