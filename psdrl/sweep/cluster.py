@@ -9,6 +9,7 @@ import hashlib
 import importlib.util
 import os
 import secrets
+import socket
 import time
 from collections.abc import Iterator
 from concurrent import futures
@@ -40,36 +41,54 @@ def connect(address: str, cpus: int, gpus: int) -> Any:
         raise UserError(
             'Ray is not installed: pip install "psdrl[sweep]", or run in local processes with --address none.'
         )
-    if address.startswith("ray://"):
-        raise UserError("--address ray://... is Ray's client: run psdrl sweep on a node of the cluster instead.")
-    own = address == "local" or (address == "auto" and not _running())
+    found = "" if address == "local" else _running() if address == "auto" else address
+    if found.startswith("ray://"):
+        raise UserError(f"--address {found} is Ray's client: run psdrl sweep on a node of the cluster instead.")
+    if found and not _answers(found):  # Ray itself would try for many minutes
+        raise _silence(found, "nothing listens there")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if own:  # before Ray is imported; the name is of other systems, the effect is that Ray stays on 127.0.0.1
+    if not found:  # before Ray is imported; the name is of other systems, the effect is that Ray stays on 127.0.0.1
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         os.environ.setdefault("RAY_worker_niceness", "0")  # not 15: beside any other work runs would stand still
     import ray
 
     ray.cloudpickle.register_pickle_by_value(module)  # by its source: importing psdrl would cost each actor torch
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
-    if own:
+    if not found:
         sizes: dict[str, Any] = {"num_cpus": cpus, "num_gpus": gpus, "object_store_memory": LOCAL_MEMORY}
         ray.init(address="local", include_dashboard=False, **sizes, **quiet)
         return ray
     try:
-        ray.init(address=address, **quiet)
+        ray.init(address=found, **quiet)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(
-            f"No Ray answers at --address {address} ({reason.rstrip('.')}): start one (docs/cluster.md), or use "
-            "--address local or none."
-        ) from None
+        raise _silence(found, (str(error).splitlines() or [type(error).__name__])[0]) from None
     return ray
 
 
-def _running() -> bool:
-    """Whether a Ray runs here, or is named by the environment: what `ray start` leaves says so."""
-    folder = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray"
-    return bool(os.environ.get("RAY_ADDRESS")) or (folder / "ray_current_cluster").exists()
+def _running() -> str:
+    """The address of a Ray that is named by the environment or runs here: what `ray start` leaves says so, and stays
+    behind if it is killed. "": there is none."""
+    note = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
+    if os.environ.get("RAY_ADDRESS"):
+        return os.environ["RAY_ADDRESS"]
+    noted = note.read_text(encoding="utf-8").strip() if note.exists() else ""
+    return noted if _answers(noted) else ""
+
+
+def _answers(address: str) -> bool:
+    """Whether something listens at HOST:PORT."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _silence(address: str, why: str) -> UserError:
+    return UserError(
+        f"No Ray answers at {address} ({why.rstrip('.')}): start one (docs/cluster.md), or use --address local or none."
+    )
 
 
 def largest(ray: Any) -> tuple[float, float]:
@@ -85,12 +104,15 @@ class Handle:
     job: Job
     actor: Any
     stage: Literal["seeing", "starting", "running", "fetching"]
-    waits: Any = None  # the actor's answer that is awaited
+    question: tuple[Any, ...] = ()  # method of the actor and its arguments
+    waits: Any = None  # the answer that is awaited
     copy: Copy | None = None
     work: "Future[Any] | None" = None  # copying, in a thread
     whole: bool = False  # the copy under way was begun after the run had ended
     last: Look | None = None
     at: float = 0.0  # when to look again
+    heard: int = -1  # step of the last evaluation that was told
+    stopping: bool = False
 
 
 class Cluster:
@@ -117,8 +139,8 @@ class Cluster:
         self._cpus, self._gpus = cpus, gpus
         self._handles: list[Handle] = []
         self._threads = ThreadPoolExecutor(COPIES, "copy")
+        self._away = ray.exceptions.ActorUnavailableError
         self._lost = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError)
-        self._closed = False
 
     def room(self) -> bool:
         if self._jobs:
@@ -128,15 +150,19 @@ class Cluster:
 
     def submit(self, job: Job) -> Handle:
         handle = Handle(job, self._actor.remote(), "seeing")
-        handle.waits = handle.actor.sees.remote(str(self._out / TOKEN), self._token)
+        self._ask(handle, "sees", str(self._out / TOKEN), self._token)
         self._handles.append(handle)
         return handle
+
+    def _ask(self, handle: Handle, *question: Any) -> None:
+        method, *arguments = handle.question = question
+        handle.waits = getattr(handle.actor, method).remote(*arguments)
 
     def looks(self) -> Iterator[tuple[Handle, Look | Lost]]:
         now = time.monotonic()
         for handle in self._handles:
             if handle.stage == "running" and handle.waits is None and handle.at <= now:
-                handle.waits = handle.actor.look.remote()
+                self._ask(handle, "look", handle.heard)
         waits = {handle.waits: handle for handle in self._handles if handle.waits is not None}
         ready = self._ray.wait(list(waits), num_returns=len(waits), timeout=0)[0] if waits else []
         for answer in ready:
@@ -149,6 +175,11 @@ class Cluster:
         answer, handle.waits = handle.waits, None
         try:
             said = self._ray.get(answer)
+        except self._away:  # Ray does not know yet whether it is dead: ask again until it answers, or Ray knows
+            self._ask(handle, *handle.question)
+            if handle.stopping:
+                handle.actor.stop.remote()
+            return
         except self._lost as error:
             yield handle, Lost(_why(error))
             return
@@ -174,7 +205,8 @@ class Cluster:
         if problem:
             yield handle, Look(code=1, words=f"error: {problem}.", host=host)
         elif shares and self._storage != "copy":
-            handle.stage, handle.waits = "starting", handle.actor.start.remote(handle.job)
+            handle.stage = "starting"
+            self._ask(handle, "start", handle.job)
         else:
             handle.copy = Copy(self._ray, handle.actor, handle.job, f"{self._scratch}/{handle.job.name}")
             handle.stage, handle.work = "starting", self._threads.submit(handle.copy.there)
@@ -182,6 +214,7 @@ class Cluster:
     def _looked(self, handle: Handle, look: Look) -> Iterator[tuple[Handle, Look | Lost]]:
         pause = max(ROUND, len(self._handles) / PER_SECOND)
         handle.at = time.monotonic() + pause
+        handle.heard = max([handle.heard, *(step for step, _ in look.evaluations)])
         if handle.copy is None:
             yield handle, look
             return
@@ -199,8 +232,15 @@ class Cluster:
         """Copying is done."""
         work, handle.work = handle.work, None
         assert work is not None
+        assert handle.copy is not None
         try:
             work.result()
+        except self._away:
+            if handle.stage == "starting":
+                yield handle, Lost("its machine did not answer while files were copied to it")
+            elif handle.stage == "fetching":
+                handle.work, handle.whole = self._threads.submit(handle.copy.back), True
+            return  # while running, the next look tells
         except self._lost as error:
             yield handle, Lost(_why(error))
             return
@@ -214,10 +254,10 @@ class Cluster:
             assert handle.last is not None
             yield handle, handle.last
         elif handle.stage == "fetching":
-            assert handle.copy is not None
             handle.work, handle.whole = self._threads.submit(handle.copy.back), True
 
     def stop(self, handle: Handle) -> None:
+        handle.stopping = True
         handle.actor.stop.remote()
 
     def release(self, handle: Handle) -> None:

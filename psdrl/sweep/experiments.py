@@ -128,9 +128,9 @@ def _grid_search(scale: Scale) -> Experiment:
 def _deepsea(scale: Scale) -> Experiment:
     sizes, seeds = ((10, 14, 20, 30), (0, 1, 2, 3, 4)) if scale == "paper" else ((5, 8, 10), (0,))
     envs = tuple(f"deepsea-{size}" for size in sizes)
-    algos = ("psdrl", "egreedy-exploit", "egreedy-explore", "bootstrap")
+    algos, notes = present(("psdrl", "egreedy-exploit", "egreedy-explore", *BASELINES))
     what = "DeepSea, which the paper does not have: one rewarded path of N steps in 2^N."
-    return Experiment("deepsea", what, (Block(envs, algos, seeds, (), ("--device", "cpu")),))
+    return Experiment("deepsea", what, (Block(envs, algos, seeds, (), ("--device", "cpu")),), notes)
 
 
 NAMES = {

@@ -123,5 +123,6 @@ class Screen:
         for task in running[:room]:
             table.add_row(*(cell(task) for cell in columns.values()))
         more = [Text(f"and {len(running) - room} more")] if len(running) > room else []
-        bar = ProgressBar(total=steps, completed=made, width=min(60, self.console.width))
+        bar = Table.grid()  # a bar alone would not end its line
+        bar.add_row(ProgressBar(total=steps, completed=made, width=min(60, self.console.width)))
         return Group(Text(f"{self.summary()}; eta {self.eta}", style="bold"), bar, table, *more)

@@ -61,21 +61,20 @@ def _run(what: Experiment, options: Reproduce, flags: tuple[str, ...], out: Path
     try:
         if place is None:
             gpus = float(what.large) if options.gpus_per_run is None else options.gpus_per_run
-            chosen = [with_device(words, gpus) for words in given]
         else:
             gpus = place.gpus_per_run(device_of(given[0]))
-            chosen = [with_device(words, gpus) for words in given]
+            if what.large and not gpus and device_of(given[0]) != "cpu":  # before minutes of timing this machine
+                raise UserError(
+                    f"{what.name} is made for GPUs, and none was found: use --scale small, a cluster (docs/cluster.md) "
+                    "or --device cpu if you have the time; --dry-run forecasts the cost on GPUs."
+                )
+        chosen = [with_device(words, gpus) for words in given]
         if what.alone and 0 < gpus < 1:
             raise UserError(f"{what.name} measures time, and runs that share a GPU slow each other: --gpus-per-run 1.")
         cases = plan.plan(replace(block, flags=words) for block, words in zip(what.blocks, chosen, strict=True))
         notes = _forecast(what, options, cases, gpus, console)
         if place is None:
             return 0
-        if what.large and not gpus and device_of(given[0]) != "cpu":
-            raise UserError(
-                f"{what.name} is made for GPUs, and none was found: use --scale small, a cluster (docs/cluster.md), or "
-                "--device cpu if you have the time."
-            )
         code = sweep.run(cases, place, out, gpus, console)
     except UserError:
         if place is not None:

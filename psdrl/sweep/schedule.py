@@ -163,8 +163,11 @@ class Schedule:
 
     def _stop_all(self) -> None:
         self._stopping = True
-        for handle, task in self._handles.items():
-            if not task.stopping:
+        for handle, task in list(self._handles.items()):
+            if task.state == "queued":  # it waits for a machine: it has nothing to save, and must not begin
+                self._over(handle, task)
+                task.state = "waiting"
+            elif not task.stopping:
                 self.backend.stop(handle)
 
     def _submit(self) -> None:

@@ -53,7 +53,7 @@ class Look(NamedTuple):
 
     step: int = 0  # of its last line of metrics
     saved: int = -1  # step of its last checkpoint
-    evaluations: tuple[tuple[int, float], ...] = ()  # step and return, those since the last look
+    evaluations: tuple[tuple[int, float], ...] = ()  # step and return, those after the step that was asked about
     code: int | None = None  # of the process that has ended; -9: it was killed
     held: bool = False  # refused because another process writes the run
     words: str = ""  # the end of a failed run's output
@@ -69,6 +69,8 @@ class Worker:
         self.folder = Path()
         self._read = 0  # bytes of metrics.jsonl
         self._step = 0
+        self._evaluations: list[tuple[int, float]] = []
+        self._stopping = False
 
     def sees(self, file: str, token: str) -> tuple[bool, str, str | None]:
         """Whether this machine shares the disk on which that file was written; its name; its psdrl's version."""
@@ -84,7 +86,9 @@ class Worker:
 
     def start(self, job: Job, copied: bool = False) -> None:
         """Start the process, with its files in the job's folder or, `copied`, in that of `clear`. It ends with this
-        one, however that ends."""
+        one, however that ends. Asked again, by one who did not hear the answer, it starts no second one."""
+        if self.child:
+            return
         self.folder = self.folder if copied else Path(job.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         words = [word.replace("{folder}", str(self.folder)) for word in job.arguments]
@@ -109,21 +113,23 @@ class Worker:
         there += [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part and part not in there]
         return environment | {"PYTHONPATH": os.pathsep.join(there)}
 
-    def look(self) -> Look:
-        """How far the run is, and whether its process has ended."""
+    def look(self, after: int = -1) -> Look:
+        """How far the run is, its evaluations after this step, and whether its process has ended. An answer may be
+        lost: asked again, it tells the same."""
         code = self.child.poll() if self.child else None
-        evaluations = self._follow()
+        self._follow()
+        evaluations = tuple(one for one in self._evaluations if one[0] > after)
         held = code is not None and code > 0 and (self.folder / RUN / ".holder.json").exists()
         saved = max((_order(path)[0] for path in (self.folder / RUN).glob("checkpoint-*")), default=-1)
         words = self._words() if code else ""
         return Look(self._step, saved, evaluations, code, held, words, os.uname().nodename)
 
-    def _follow(self) -> tuple[tuple[int, float], ...]:
+    def _follow(self) -> None:
         """Read the metrics written since the last look; a resumed run begins with a shorter file."""
-        found: list[tuple[int, float]] = []
         with contextlib.suppress(FileNotFoundError), open(self.folder / RUN / "metrics.jsonl", "rb") as file:
             if file.seek(0, os.SEEK_END) < self._read:
                 self._read = 0
+                self._evaluations.clear()
             file.seek(self._read)
             data = file.read()
             whole = data.rfind(b"\n") + 1
@@ -133,8 +139,7 @@ class Worker:
                     values = json.loads(line)
                     self._step = int(values["step"])
                     if "eval/return" in values:
-                        found.append((self._step, float(values["eval/return"])))
-        return tuple(found)
+                        self._evaluations.append((self._step, float(values["eval/return"])))
 
     def _words(self) -> str:
         errors = self.folder / "errors.txt"
@@ -151,9 +156,10 @@ class Worker:
         return (self.folder / OUTPUT).read_text(encoding="utf-8", errors="replace")
 
     def stop(self) -> None:
-        """Ask the process to save and end; asked twice it would not save."""
-        if self.child and self.child.poll() is None:
+        """Ask the process to save and end, once: asked twice it would not save."""
+        if self.child and self.child.poll() is None and not self._stopping:
             self.child.send_signal(signal.SIGTERM)
+            self._stopping = True
 
     def end(self) -> None:
         """Kill the process if it still runs, and forget it."""

@@ -59,7 +59,7 @@ def test_reproduce_says_what_it_costs_before_it_runs(cli_run: Run) -> None:
     assert outcome.code == 0
     said = outcome.out.replace("\n", " ")
     assert "SMALL VERSION of deepsea: 3 environments, 1 seed(s), 300 steps, preset debug" in said
-    assert "12 runs, forecast" in said
+    assert "18 runs, forecast" in said
     assert "core hours" in said
     assert not Path("reproduce").exists()
 
@@ -69,6 +69,10 @@ def test_reproduce_refuses_what_would_spoil_it(cli_run: Run) -> None:
     assert refused.code == 2
     assert "runs that share a GPU slow each other" in refused.err.replace("\n", " ")
     assert cli_run("psdrl", "reproduce").code == 2
+    large = cli_run("psdrl", "reproduce", "table-1", "--address", "none")
+    assert large.code == 2
+    assert "made for GPUs, and none was found" in large.err.replace("\n", " ")
+    assert "Forecast" not in large.out
 
 
 def test_without_ray_it_says_what_to_install(cli_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,19 @@ from typing import Any
 import pytest
 
 from tests import sweeps
-from tests.sweeps import differences, in_the_middle, kill, nodes, parent, start, statuses, trainers, until, wait
+from tests.sweeps import (
+    differences,
+    in_the_middle,
+    kill,
+    kill_node,
+    nodes,
+    parent,
+    start,
+    statuses,
+    trainers,
+    until,
+    wait,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -31,12 +43,14 @@ def cluster() -> Iterator[Any]:
 
 
 def ended(out: Path, lost: str) -> None:
-    """All runs have finished; one had this accident, and was resumed."""
+    """All runs have finished; one had this accident, and was resumed from a checkpoint."""
     found = statuses(out)
     assert [status["state"] for status in found.values()] == ["finished"] * 4
-    accidents = [reason for status in found.values() for reason in status["reasons"]]
-    assert lost in accidents, accidents
-    assert all(status["attempts"] == 1 + len(status["reasons"]) for status in found.values())
+    accidents = {name: status["reasons"] for name, status in found.items() if status["reasons"]}
+    (name,) = accidents
+    assert accidents[name] == [lost]
+    assert found[name]["attempts"] == 2
+    assert re.search(r"resumed\s+at", (out / name / "output.txt").read_text())
 
 
 @pytest.mark.parametrize("storage", ["auto", "copy"])
@@ -53,19 +67,16 @@ def test_a_worker_is_killed(calm: Path, cluster: Any, storage: str, tmp_path: Pa
     wait(sweep, out)
     ended(out, "its worker died")
     assert not differences(calm, out)
-    assert any(re.search(r"resumed\s+at", path.read_text()) for path in out.rglob("output.txt"))
 
 
 def test_a_node_is_killed(calm: Path, cluster: Any, tmp_path: Path) -> None:
-    """Its raylet alone: the worker must notice by itself. The runs go on at the other node."""
+    """Its raylet alone: the worker must notice by itself, and its run end with it. It goes on at the other node."""
     out = tmp_path / "out"
     sweep = start(out, cluster.address)
     pid, _ = until(lambda: in_the_middle(out), sweep)
-    raylet = parent(parent(pid))
-    node = next(n for n in cluster.worker_nodes if n.all_processes["raylet"][0].process.pid == raylet)
-    kill(raylet)
+    kill_node(cluster, parent(parent(pid)))
+    until(lambda: pid not in trainers(out), sweep)
     wait(sweep, out)
-    cluster.worker_nodes.remove(node)
     ended(out, "its node died")
     assert not differences(calm, out)
 
@@ -85,17 +96,20 @@ def test_the_driver_is_killed_and_starts_again(calm: Path, cluster: Any, tmp_pat
     assert not differences(calm, out)
 
 
-def test_ctrl_c_saves_every_run(calm: Path, tmp_path: Path) -> None:
-    """In local processes; then the same command goes on with Ray, and copies."""
+@pytest.mark.parametrize("first", ["local processes", "Ray"])
+def test_ctrl_c_saves_every_run(calm: Path, cluster: Any, first: str, tmp_path: Path) -> None:
+    """Two run, two wait. Then the same command goes on: in local processes after Ray, or the other way round."""
     out = tmp_path / "out"
-    sweep = start(out, "none", "--jobs", "2", "--checkpoint-every", "0")
+    ways = [("none", "--jobs", "2"), (cluster.address, "--storage", "copy")]
+    before, after = ways if first == "local processes" else [(cluster.address,), ways[0]]
+    sweep = start(out, *before, "--checkpoint-every", "0")
     until(lambda: any(path.stat().st_size > 2000 for path in out.rglob("metrics.jsonl")), sweep)
     os.kill(sweep.pid, signal.SIGINT)
     said = wait(sweep, out, code=130)
     assert re.search(r"Go on with:\n\s*psdrl sweep ", said)
     assert any(out.rglob("checkpoint-*")), "nothing was saved"
-    with nodes(2) as cluster:
-        wait(start(out, cluster.address, "--storage", "copy"), out)
+    assert len(list(out.rglob("config.json"))) < 4, "one that waited was begun"
+    wait(start(out, *after), out)
     assert not differences(calm, out)
 
 

@@ -138,6 +138,7 @@ def test_experiments_have_the_papers_sizes() -> None:
     assert runs("table-runtime", "paper") == 7 * 3 * agents
     assert runs("grid-search", "paper") == 6 * (36 + 12 + 12 + 3)
     assert runs("table-1", "small") == 6 * agents
+    assert runs("deepsea", "small") == 3 * (agents + 2)  # with both epsilon-greedy schemes
     with pytest.raises(UserError, match="did you mean table-1"):
         experiments.experiment("table1", "paper")
 

@@ -1,5 +1,6 @@
 """The scheduler: real processes of small programs, what it does when they fail, and its estimate of the end."""
 
+import io
 import json
 import os
 import re
@@ -14,11 +15,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from psdrl.sweep import grid, plan
 from psdrl.sweep.asha import Asha
 from psdrl.sweep.copying import Copy
-from psdrl.sweep.progress import Eta
+from psdrl.sweep.progress import Eta, Screen
 from psdrl.sweep.schedule import Local, Lost, Schedule, Task
 from psdrl.sweep.worker import Job, Look, Worker
 from tests.conftest import Run
@@ -259,6 +261,31 @@ def test_eta_is_the_forecast_corrected_by_what_was_measured() -> None:
     half.state = wait.state = "waiting"
     half.made, half.seconds, half.look = 50, 30.0, Look(50)
     assert eta.seconds() is None, "nothing runs"
+
+
+def test_the_screen_has_sums_a_bar_and_the_runs_under_way() -> None:
+    now = time.monotonic()
+    tasks = [
+        Task(Job("a/psdrl/seed-0", "", (), ""), steps=100, state="finished"),
+        Task(Job("b/psdrl/seed-0", "", (), ""), 100, "running", Look(20), 1, since=now - 5, evaluations=[(10, 0.5)]),
+        Task(Job("c/psdrl/seed-0", "", (), ""), 100, "running", Look(80, host="far"), 2, since=now - 65),
+        Task(Job("d/psdrl/seed-0", "", (), ""), steps=200),
+    ]
+    console = Console(width=90, height=20, file=io.StringIO())
+    console.print(Screen(tasks, console, Eta(tasks)).render())
+    assert isinstance(console.file, io.StringIO)
+    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
+    assert lines[0] == "1 of 4 finished, 2 running, 1 waiting; eta -"
+    assert set(lines[1].strip()) <= set("━╸╺ ")
+    assert [line.split() for line in lines[2:]] == [
+        ["run", "step", "%", "evaluation", "time", "attempt", "host"],
+        ["c/psdrl/seed-0", "80/100", "80", "-", "65", "s", "2", "far"],
+        ["b/psdrl/seed-0", "20/100", "20", "0.50", "5", "s", "1"],
+    ]
+    small = Console(width=90, height=7, file=io.StringIO())
+    small.print(Screen(tasks, small, Eta(tasks)).render())
+    assert isinstance(small.file, io.StringIO)
+    assert small.file.getvalue().splitlines()[-1].strip() == "and 1 more"
 
 
 def test_asha_ends_the_worst_settings_of_each_environment() -> None:
