@@ -39,7 +39,8 @@ def _control(base: SuccessorConfig) -> SuccessorConfig:
         base,
         precision="fp32",
         network=NetworkConfig(torso=(128, 128)),
-        # Those of B+P's preset. One trial, CartPole with seed 100: about 150 at step 6,100, where it was stopped.
+        # Those of B+P's preset. CartPole after 50,000 steps: 485, 302, 321. With copies every 100 steps and a rate of
+        # 3e-4 values grew without bound (seed 100).
         learning=LearningConfig(batch=128, learning_rate=1e-3, target_every=250),
         posterior=PosteriorConfig(beta=0.1, action_noise=False),
         replay=FrameReplayConfig(capacity=50_000, stack=1),  # an observation has the velocities
