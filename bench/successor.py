@@ -111,13 +111,13 @@ def main() -> None:
     options = parser.parse_args()
     agent = filled_agent(options.preset, options.actions)
     plain, data = Plain(agent), batches(agent)
-    ours = [torch.stack(agent._gradient_step(*batch))[:3] for batch in data]
+    ours = [torch.stack(agent.gradient_step(*batch))[:3] for batch in data]
     theirs = [plain.step(*batch) for batch in data]
     for one, other in zip(ours, theirs, strict=True):
         if not torch.allclose(one, other, rtol=1e-3, atol=1e-5):
             sys.exit(f"The versions differ: losses {one.tolist()} and {other.tolist()}; no speed is reported.")
     pairs = [
-        (seconds(lambda: [plain.step(*b) for b in data]), seconds(lambda: [agent._gradient_step(*b) for b in data]))
+        (seconds(lambda: [plain.step(*b) for b in data]), seconds(lambda: [agent.gradient_step(*b) for b in data]))
         for _ in range(options.repeat)
     ]
     ratios = [a / b for a, b in pairs]

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from psdrl.config import Config
 from psdrl.envs.vector import EnvSpec, Step
 from psdrl.replay.rows import Rings
+from psdrl.runtime.execution import EAGER, Execution
 from psdrl.runtime.work import Workload
 
 Metrics = dict[str, float]
@@ -55,6 +56,7 @@ class Agent(ABC):
     config: Config
     spec: EnvSpec
     device: torch.device
+    execution: Execution = EAGER  # how its steps run
     actors: Sequence[Actor]  # one per group of environments
     replay: Rings  # as far as checkpoints know it
 
@@ -119,4 +121,5 @@ class Agent(ABC):
     @property
     def fallbacks(self) -> list[str]:
         """What did not run as it should have, in words for the end of a run: failed checks, steps not captured."""
-        return [f"{name} failed its check on {self.device}; its fallback served" for name in self.failed]
+        failed = [f"{name} failed its check on {self.device}; its fallback served" for name in self.failed]
+        return failed + [f"{name} ran without a CUDA graph" for name in self.execution.failures]

@@ -1,6 +1,7 @@
 """What agents share that see stacks of frames and learn from single transitions."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -85,6 +86,20 @@ class Torso(nn.Module):
             return self.layers(inputs).to(stacks.dtype)
 
 
+class TargetNetworks(nn.Module):
+    """A trained network and its target network, of one shape."""
+
+    online: nn.Module
+    target: nn.Module
+
+    @torch.no_grad()
+    def update_target(self) -> None:
+        """Copy the trained network into the target network, in place, where CUDA graphs read it."""
+        old: list[Tensor] = list(self.target.parameters())
+        new: list[Tensor] = list(self.online.parameters())
+        torch._foreach_copy_(old, new)
+
+
 class Stacks:
     """The last frames of N environments, oldest first; zeros before an episode's first."""
 
@@ -115,3 +130,39 @@ class Stacks:
     def on_device(self) -> Tensor:
         """Stacks (N, stack, *shape) where the networks are."""
         return self._frames.to(self.device, non_blocking=True)
+
+
+class StackActor(ABC):
+    """Plays N environments by their stacks; a share of the actions is random."""
+
+    def __init__(
+        self, stacks: Stacks, num_actions: int, random_share: Callable[[], float], rng: np.random.Generator
+    ) -> None:
+        self.stacks, self.num_actions, self.random_share, self.rng = stacks, num_actions, random_share, rng
+
+    @abstractmethod
+    def chosen(self, stacks: Tensor) -> Tensor:
+        """Actions (N,) for stacks (N, stack, *shape)."""
+
+    def start(self, started: NDArray[np.bool_]) -> None:
+        """New episodes begin where `started` (N,)."""
+        self.stacks.start(started)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Frames of the running episodes."""
+        return self.stacks.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+        self.stacks.load_state_dict(state)
+
+    @torch.no_grad()
+    def act(self, observations: NDArray) -> NDArray[np.int64]:
+        """Actions (N,) for observations (N, *shape)."""
+        self.stacks.push(observations)
+        count = len(observations)
+        random = self.rng.random(count) < self.random_share()
+        actions = self.rng.integers(self.num_actions, size=count)
+        if not random.all():  # the networks are not asked in the random steps: 4 to 30 ms each on a CPU
+            actions = np.where(random, actions, self.chosen(self.stacks.on_device()).cpu().numpy())
+        return actions

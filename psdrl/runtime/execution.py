@@ -18,6 +18,7 @@ from psdrl.runtime.device import bf16_on_cpu, is_gpu
 from psdrl.runtime.graphs import Captured, Cuda, Step
 
 Function = TypeVar("Function", bound=Callable)
+AnyAdam = TypeVar("AnyAdam", bound=torch.optim.Optimizer)
 
 
 class Execution:
@@ -147,6 +148,14 @@ def allow_tf32(device: torch.device, precision: Precision) -> None:
     if device.type == "cuda":
         torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
         torch.backends.cudnn.allow_tf32 = precision != "fp32"
+
+
+def with_state(optimiser: AnyAdam) -> AnyAdam:
+    """The same Adam, whose state exists from the start and never moves, as CUDA graphs want it."""
+    for p in (p for group in optimiser.param_groups for p in group["params"]):
+        moments = {name: torch.zeros_like(p) for name in ("exp_avg", "exp_avg_sq")}
+        optimiser.state[p] = {"step": torch.zeros((), device=p.device), **moments}
+    return optimiser
 
 
 def optimiser_state(network: nn.Module, optimiser: torch.optim.Optimizer) -> list[Tensor]:

@@ -11,11 +11,12 @@ from torch import Tensor
 
 import psdrl
 from psdrl.agents.bootstrap.acting import HeadActor, VoteActor
-from psdrl.agents.bootstrap.agent import REPORT_EVERY, BootstrapAgent
+from psdrl.agents.bootstrap.agent import BootstrapAgent
 from psdrl.agents.bootstrap.learning import make_step
 from psdrl.agents.bootstrap.presets import PRESETS
 from psdrl.agents.bootstrap.settings import BootstrapConfig, ExplorationConfig
 from psdrl.agents.registry import configure
+from psdrl.agents.transitions import REPORT_EVERY
 from psdrl.envs import make_env
 from psdrl.envs.vector import Step
 from psdrl.errors import UserError
@@ -129,7 +130,7 @@ def test_when_it_learns_and_copies() -> None:
         steps=60, learning={"every": 3, "target_every": 10}, exploration={"random_steps": 20}, eval_every=0
     )
     learned, copied = [], []
-    gradient_step, update_target = agent._gradient_step, agent.networks.update_target
+    gradient_step, update_target = agent.gradient_step, agent.networks.update_target
 
     def counted(*batch: Tensor) -> tuple[Tensor, ...]:
         learned.append(agent.step)
@@ -139,7 +140,7 @@ def test_when_it_learns_and_copies() -> None:
         copied.append(agent.step)
         update_target()
 
-    agent._gradient_step, agent.networks.update_target = counted, noted  # type: ignore[method-assign]
+    agent.gradient_step, agent.networks.update_target = counted, noted  # type: ignore[method-assign]
     train(agent, script())
     assert learned == list(range(20, 60, 3))
     assert copied == [20, 32, 41, 50], "with the first gradient step at or after each multiple"
@@ -150,13 +151,13 @@ def test_many_environments_take_as_many_gradient_steps() -> None:
     """8 environments step together: 4 gradient steps each time, not one."""
     agent = small_agent(steps=400, num_envs=8, learning={"every": 2}, exploration={"random_steps": 16}, eval_every=0)
     learned: list[int] = []
-    gradient_step = agent._gradient_step
+    gradient_step = agent.gradient_step
 
     def counted(*batch: Tensor) -> tuple[Tensor, ...]:
         learned.append(agent.step)
         return gradient_step(*batch)
 
-    agent._gradient_step = counted
+    agent.gradient_step = counted
     train(agent, script(8))
     assert agent.step == 400
     for step in set(learned):
@@ -165,17 +166,17 @@ def test_many_environments_take_as_many_gradient_steps() -> None:
 
 
 def test_reports_are_means_since_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("psdrl.agents.bootstrap.agent.REPORT_EVERY", 4)
+    monkeypatch.setattr("psdrl.agents.transitions.REPORT_EVERY", 4)
     agent = small_agent(steps=60, learning={"every": 2}, exploration={"random_steps": 20}, eval_every=0)
     losses: list[float] = []
-    gradient_step = agent._gradient_step
+    gradient_step = agent.gradient_step
 
     def kept(*batch: Tensor) -> tuple[Tensor, ...]:
         out = gradient_step(*batch)
         losses.append(float(out[0]))
         return out
 
-    agent._gradient_step, log = kept, ListLog()
+    agent.gradient_step, log = kept, ListLog()
     train(agent, script(), log)
     assert log.steps_with("loss/heads") == [26, 34, 42, 50, 58]
     wanted = [np.mean(losses[i : i + 4]) for i in range(0, 20, 4)]
@@ -299,7 +300,7 @@ def with_graphs(agent: BootstrapAgent) -> StandIn:
     """The agent as on a GPU, with a recording device under its steps."""
     cuda = StandIn()
     agent.execution = Execution(agent.device, cuda_graphs=True, primitives=Cuda(torch.device("cpu"), cuda))
-    agent._gradient_step = make_step(agent.networks, agent.optimiser, agent.config.learning, agent.execution)
+    agent.gradient_step = make_step(agent.networks, agent.optimiser, agent.config.learning, agent.execution)
     agent.actors = [agent._head_actor(agent.config.num_envs, 5, lambda: 0.0)]
     agent.update = as_on_a_gpu(agent.update)  # type: ignore[method-assign]
     return cuda
@@ -330,7 +331,7 @@ def test_graphs_learn_and_act_as_eager_steps_do(num_envs: int) -> None:
 def test_compiled_steps_agree() -> None:
     eager, compiled = small_agent(), small_agent()
     compiled.execution = Execution(compiled.device, compile=True)
-    compiled._gradient_step = make_step(
+    compiled.gradient_step = make_step(
         compiled.networks, compiled.optimiser, compiled.config.learning, compiled.execution
     )
     for agent in (eager, compiled):

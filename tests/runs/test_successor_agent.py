@@ -111,14 +111,14 @@ def test_what_cannot_work_is_refused(settings: dict[str, Any], says: str) -> Non
 def watched(agent: SuccessorAgent) -> dict[str, list[int]]:
     """Steps at which it learns, copies and draws, and how many rows its posterior takes in."""
     seen: dict[str, list[int]] = {"learned": [], "copied": [], "drawn": [], "rows": []}
-    gradient_step, update_target = agent._gradient_step, agent.networks.update_target
+    gradient_step, update_target = agent.gradient_step, agent.networks.update_target
     draw, absorb = agent.posterior.draw, agent.posterior.absorb
 
     def noted(name: str, call: Any, *arguments: Any) -> Any:
         seen[name].append(len(arguments[0]) if name == "rows" else agent.step)
         return call(*arguments)
 
-    agent._gradient_step = lambda *batch: noted("learned", gradient_step, *batch)
+    agent.gradient_step = lambda *batch: noted("learned", gradient_step, *batch)
     agent.networks.update_target = lambda: noted("copied", update_target)  # type: ignore[method-assign]
     agent.posterior.draw = lambda *how: noted("drawn", draw, *how)  # type: ignore[method-assign]
     agent.posterior.absorb = lambda phi: noted("rows", absorb, phi)  # type: ignore[method-assign]
@@ -173,17 +173,17 @@ def test_posterior_knows_the_features_of_what_was_done() -> None:
 
 
 def test_reports_are_means_since_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("psdrl.agents.successor.agent.REPORT_EVERY", 4)
+    monkeypatch.setattr("psdrl.agents.transitions.REPORT_EVERY", 4)
     agent = small_agent(steps=60, exploration={"random_steps": 20, "draw_every": 5})
     losses: list[list[float]] = []
-    gradient_step = agent._gradient_step
+    gradient_step = agent.gradient_step
 
     def kept(*batch: Tensor) -> tuple[Tensor, ...]:
         out = gradient_step(*batch)
         losses.append([float(x) for x in out])
         return out
 
-    agent._gradient_step, log = kept, ListLog()
+    agent.gradient_step, log = kept, ListLog()
     train(agent, script(), log)
     assert log.steps_with("loss/q") == [26, 34, 42, 50, 58]
     for i, name in enumerate(("loss/reward", "loss/successor", "loss/q", "train/q", "train/gradient_norm")):
@@ -306,7 +306,7 @@ def test_graphs_learn_and_act_as_eager_steps_do(num_envs: int) -> None:
     eager, captured = small_agent(**settings), small_agent(**settings)
     cuda = StandIn()
     captured.execution = Execution(captured.device, cuda_graphs=True, primitives=Cuda(torch.device("cpu"), cuda))
-    captured._gradient_step = make_step(
+    captured.gradient_step = make_step(
         captured.networks, captured.posterior.root, captured.optimiser, captured.config.learning, captured.execution
     )
     for agent in (eager, captured):
@@ -333,7 +333,7 @@ def test_compiled_steps_agree(backend: str, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("psdrl.runtime.execution._compiled", lambda f: torch.compile(f, backend=backend))
     eager, compiled = small_agent(), small_agent()
     compiled.execution = Execution(compiled.device, compile=True)
-    compiled._gradient_step = make_step(
+    compiled.gradient_step = make_step(
         compiled.networks, compiled.posterior.root, compiled.optimiser, compiled.config.learning, compiled.execution
     )
     for agent in (eager, compiled):

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from psdrl.agents.bootstrap.acting import HeadActor, VoteActor, vote
-from psdrl.agents.bootstrap.learning import bootstrap_loss, make_optimiser, make_step, masked_loss, targets
+from psdrl.agents.bootstrap.learning import bootstrap_loss, make_step, masked_loss, targets
 from psdrl.agents.bootstrap.network import Heads, Networks, QNetwork
 from psdrl.agents.bootstrap.settings import LearningConfig, NetworkConfig
 from psdrl.agents.stacks import Stacks
+from psdrl.agents.transitions import make_optimiser
 from psdrl.envs.vector import EnvSpec
 from psdrl.runtime.execution import EAGER, Execution
 
@@ -232,7 +233,7 @@ def test_only_the_trained_network_learns() -> None:
     networks, batch = networks_of("image"), batch_of("image", 12)
     batch[4][:] = 1
     before = copy.deepcopy(networks.state_dict())
-    step = make_step(networks, make_optimiser(networks, 1e-3), LearningConfig())
+    step = make_step(networks, make_optimiser(networks.online, 1e-3), LearningConfig())
     step(*batch)
     for name, p in networks.named_parameters():
         trained = name.startswith("online.")
@@ -248,7 +249,7 @@ def test_step_divides_the_torso_clips_and_takes_adams_step() -> None:
     norm = torch.stack([g.square().sum() for g in wanted.values()]).sum().sqrt()
     before = copy.deepcopy(networks.online.state_dict())
     limit = 0.5 * float(norm)
-    step = make_step(networks, make_optimiser(networks, 1e-3), LearningConfig(discount=0.9, clip=limit))
+    step = make_step(networks, make_optimiser(networks.online, 1e-3), LearningConfig(discount=0.9, clip=limit))
     loss, q, found, rejected = step(*batch)
     assert not rejected
     assert found.item() == pytest.approx(norm.item(), rel=1e-12)
@@ -272,7 +273,8 @@ def bootstrap_loss_before(before: dict[str, Any], networks: Networks, batch: Bat
 def test_small_gradients_are_not_clipped() -> None:
     networks, batch = networks_of("vector"), batch_of("vector", 12)
     plain = gradients(networks, batch)
-    _, _, norm, _ = make_step(networks, make_optimiser(networks, 1e-3), LearningConfig(discount=0.9, clip=1e6))(*batch)
+    optimiser = make_optimiser(networks.online, 1e-3)
+    _, _, norm, _ = make_step(networks, optimiser, LearningConfig(discount=0.9, clip=1e6))(*batch)
     assert 0 < norm < 1e6
     for name, p in networks.online.heads.named_parameters():
         assert p.grad is not None
@@ -286,7 +288,7 @@ def test_bfloat16_is_close() -> None:
     for how in (EAGER, execution):
         networks = networks_of("image").float()
         frames, actions, *rest = batch_of("image", 12)
-        step = make_step(networks, make_optimiser(networks, 1e-3), LearningConfig(), how)
+        step = make_step(networks, make_optimiser(networks.online, 1e-3), LearningConfig(), how)
         found.append(torch.stack(step(frames, actions, *(x.float() for x in rest))))
         assert all(p.dtype == torch.float32 for p in networks.parameters())
     torch.testing.assert_close(found[1], found[0], rtol=0.03, atol=0.03)
@@ -382,7 +384,7 @@ def test_acts_greedily_by_its_head_on_its_stack() -> None:
 
 def test_votes_on_its_stack() -> None:
     networks, rng = networks_of("vector, no torso").float(), np.random.default_rng(0)
-    actor = VoteActor(networks, Stacks(1, STACK, VECTOR, torch.device("cpu")), EAGER, 3, 0.0, rng)
+    actor = VoteActor(networks, Stacks(1, STACK, VECTOR, torch.device("cpu")), 3, lambda: 0.0, rng, EAGER)
     actor.start(np.array([True]))
     last = np.zeros((1, 4), np.float32)
     for t in range(200):

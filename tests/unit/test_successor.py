@@ -14,7 +14,6 @@ from psdrl.agents.successor.acting import ThompsonActor, make_choice
 from psdrl.agents.successor.learning import (
     best_probabilities,
     expected_successors,
-    make_optimiser,
     make_step,
     noise_shape,
     released_values,
@@ -25,6 +24,7 @@ from psdrl.agents.successor.network import FeatureNetwork, Networks
 from psdrl.agents.successor.posterior import RewardPosterior
 from psdrl.agents.successor.recent import RecentReplay
 from psdrl.agents.successor.settings import LearningConfig, NetworkConfig, PosteriorConfig
+from psdrl.agents.transitions import make_optimiser
 from psdrl.envs.vector import EnvSpec
 from psdrl.errors import Diverged
 from psdrl.runtime.execution import EAGER, Execution

@@ -6,22 +6,9 @@ from torch.nn import functional as F
 
 from psdrl.agents.bootstrap.network import Networks
 from psdrl.agents.bootstrap.settings import LearningConfig
-from psdrl.runtime.device import is_gpu
+from psdrl.agents.transitions import descend
 from psdrl.runtime.execution import EAGER, Execution
 from psdrl.runtime.graphs import Step
-
-
-def make_optimiser(networks: Networks, learning_rate: float) -> torch.optim.Adam:
-    """Adam on the trained network. Its state exists from the start and never moves, as CUDA graphs want it."""
-    parameters = list(networks.online.parameters())
-    optimiser = torch.optim.Adam(parameters, learning_rate, fused=True, capturable=is_gpu(parameters[0].device))
-    for p in parameters:
-        optimiser.state[p] = {
-            "step": torch.zeros((), device=p.device),
-            "exp_avg": torch.zeros_like(p, memory_format=torch.preserve_format),
-            "exp_avg_sq": torch.zeros_like(p, memory_format=torch.preserve_format),
-        }
-    return optimiser
 
 
 @torch.no_grad()
@@ -65,8 +52,7 @@ def bootstrap_loss(
 def make_step(
     networks: Networks, optimiser: torch.optim.Optimizer, config: LearningConfig, execution: Execution = EAGER
 ) -> Step:
-    """The gradient step, (frames, actions, rewards, terminated, masks) -> loss, mean Q(s, a), norm of the gradient, 0;
-    or 0, 0, 0, 1 where the gradient is not finite: nothing is changed then.
+    """The gradient step, (frames, actions, rewards, terminated, masks) -> loss, mean Q(s, a) and what `descend` adds.
 
     The torso sums the gradients of K heads, of which each is 1/K of the loss, and is divided by K once more.
     """
@@ -81,11 +67,6 @@ def make_step(
             loss.backward()
         if torso:
             torch._foreach_mul_([p.grad for p in torso if p.grad is not None], 1 / networks.online.heads.heads)
-        norm = torch.nn.utils.clip_grad_norm_(parameters, config.clip)
-        rejected = (~torch.isfinite(norm)).float()
-        optimiser.found_inf = rejected  # type: ignore[attr-defined]  # where it is 1, Adam does nothing
-        optimiser.step()
-        numbers = torch.stack([loss.detach(), q.to(norm.dtype), norm])
-        return (*torch.where(rejected > 0, 0, numbers), rejected)
+        return descend(optimiser, parameters, config.clip, (loss, q))
 
     return step

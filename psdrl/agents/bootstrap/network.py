@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from psdrl.agents.bootstrap.settings import NetworkConfig
-from psdrl.agents.stacks import Torso
+from psdrl.agents.stacks import TargetNetworks, Torso
 from psdrl.envs.vector import EnvSpec
 
 
@@ -76,8 +76,11 @@ class QNetwork(nn.Module):
         return self.heads.chosen(self.features(stacks), heads)
 
 
-class Networks(nn.Module):
+class Networks(TargetNetworks):
     """The trained network, its target network, and the prior that both share."""
+
+    online: QNetwork
+    target: QNetwork
 
     def __init__(self, config: NetworkConfig, spec: EnvSpec, stack: int) -> None:
         super().__init__()
@@ -86,13 +89,6 @@ class Networks(nn.Module):
         self.target.requires_grad_(False)
         self.prior.requires_grad_(False)
         self.update_target()
-
-    @torch.no_grad()
-    def update_target(self) -> None:
-        """Copy the trained network into the target network, in place, where CUDA graphs read it."""
-        old: list[Tensor] = list(self.target.parameters())
-        new: list[Tensor] = list(self.online.parameters())
-        torch._foreach_copy_(old, new)
 
     @torch.no_grad()
     def scaled_prior(self, stacks: Tensor) -> Tensor:

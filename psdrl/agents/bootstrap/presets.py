@@ -7,10 +7,10 @@ from typing import Any
 from psdrl.agents.bootstrap.settings import (
     BootstrapConfig,
     ExplorationConfig,
-    FrameReplayConfig,
     LearningConfig,
     NetworkConfig,
 )
+from psdrl.agents.transitions import FrameReplayConfig
 from psdrl.envs.deepsea import deepsea_size
 
 

@@ -4,8 +4,8 @@ the implementation that its authors ran (github.com/johannah/bootstrap_dqn), [ou
 from dataclasses import dataclass, field
 from typing import Literal
 
-from psdrl.config import Config, at_least, positive, shares
-from psdrl.errors import UserError
+from psdrl.agents.transitions import FrameReplayConfig, GradientConfig, TransitionConfig
+from psdrl.config import at_least, shares
 
 Preset = Literal["auto", "paper", "cpu", "deepsea", "minatar", "control", "debug"]
 
@@ -33,7 +33,7 @@ class NetworkConfig:
 
 
 @dataclass(frozen=True)
-class LearningConfig:
+class LearningConfig(GradientConfig):
     """Double DQN per head."""
 
     every: int = 2
@@ -55,21 +55,6 @@ class LearningConfig:
 
 
 @dataclass(frozen=True)
-class FrameReplayConfig:
-    """Replay of single transitions."""
-
-    capacity: int = 1_000_000
-    """Transitions; the oldest leave first. [released]"""
-    stack: int = 4
-    """Frames that the networks see, zeros before an episode's first. [released]"""
-    device: Literal["auto", "device", "host", "pinned"] = "auto"
-    """Where the frames lie: on the run's device, or in (pinned) host memory, from where each batch is copied; auto: on
-    the device if they take less than a quarter of its free memory. On a CPU all are the same. [ours]"""
-    time_limit_terminates: bool = False
-    """Store a time limit as a termination, as the released code does. [ours: truncation is not termination]"""
-
-
-@dataclass(frozen=True)
 class ExplorationConfig:
     """One head per episode, acted on greedily, after a phase of random actions."""
 
@@ -83,7 +68,7 @@ class ExplorationConfig:
 
 
 @dataclass(frozen=True)
-class BootstrapConfig(Config):
+class BootstrapConfig(TransitionConfig):
     """Train B+P, Bootstrapped DQN with randomised priors: `python -m psdrl.train --algo bootstrap --game Pong`."""
 
     preset: Preset = "auto"
@@ -109,27 +94,7 @@ class BootstrapConfig(Config):
         """Refuse what cannot work."""
         super().check()
         at_least(self, _MINIMA)
-        positive(self, ("learning.learning_rate", "learning.clip"))
         shares(self, ("learning.mask_probability", "exploration.epsilon"))
-        if not 0 <= self.learning.discount < 1:
-            raise UserError(f"--learning.discount is {self.learning.discount} but must lie in [0, 1).")
-        network = self.network
-        if len({len(network.channels), len(network.kernels), len(network.strides)}) != 1:
-            raise UserError("--network.channels, .kernels and .strides must have equal lengths.")
-        if min((*network.channels, *network.kernels, *network.strides, *network.torso), default=1) < 1:
-            raise UserError("--network.channels, .kernels, .strides and .torso must be positive.")
 
 
-_MINIMA = {
-    "network.heads": 1,
-    "network.prior_scale": 0,
-    "network.units": 1,
-    "network.grid_channels": 0,
-    "learning.every": 1,
-    "learning.batch": 1,
-    "learning.target_every": 1,
-    "replay.capacity": 1,
-    "replay.stack": 1,
-    "exploration.random_steps": 0,
-    "exploration.epsilon_steps": 0,
-}
+_MINIMA = {"network.heads": 1, "network.prior_scale": 0, "network.units": 1, "exploration.epsilon_steps": 0}

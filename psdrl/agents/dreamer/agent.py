@@ -16,6 +16,7 @@ from psdrl.agents.dreamer.sequences import Moments, draw_sequences, enough
 from psdrl.agents.dreamer.settings import DreamerConfig
 from psdrl.agents.dreamer.work import DreamerWorkload
 from psdrl.agents.interface import Actor, Agent, Metrics
+from psdrl.agents.stacks import TRANSFORMS
 from psdrl.envs.vector import EnvSpec, Step
 from psdrl.errors import Diverged
 from psdrl.kernels import triton_support
@@ -25,11 +26,6 @@ from psdrl.runtime.device import is_gpu, resolve_device
 from psdrl.runtime.execution import Execution, load_optimiser, optimiser_state
 from psdrl.runtime.profiling import Phases
 
-TRANSFORMS: dict[str, Callable[[NDArray], NDArray]] = {
-    "sign": np.sign,
-    "tanh": np.tanh,
-    "none": lambda reward: reward,
-}
 REPORT_EVERY = 100  # updates: a line for each would be 119,000 in the paper's runs
 NUMBERS = (*MODEL_NUMBERS, *BEHAVIOUR_NUMBERS)
 COUNTERS = ("step", "updates", "episodes", "next_update", "learned", "_summed")
@@ -226,11 +222,6 @@ class DreamerAgent(Agent):
     def workload(cls, config: DreamerConfig, spec: EnvSpec) -> DreamerWorkload:
         """What an update and an action do."""
         return DreamerWorkload(config, spec)
-
-    @property
-    def fallbacks(self) -> list[str]:
-        """Steps that could not be captured."""
-        return [*super().fallbacks, *(f"{name} ran without a CUDA graph" for name in self.execution.failures)]
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the replay buffer and the running episodes."""

@@ -16,7 +16,7 @@ from psdrl.agents.dreamer.categorical import balanced, draw, log_probability
 from psdrl.agents.dreamer.networks import Networks, States, WorldModel
 from psdrl.agents.dreamer.settings import BehaviourConfig, DreamerConfig
 from psdrl.runtime.device import is_gpu
-from psdrl.runtime.execution import EAGER, Execution
+from psdrl.runtime.execution import EAGER, Execution, with_state
 from psdrl.runtime.graphs import Step
 
 MODEL_NUMBERS = ("loss/image", "loss/reward", "loss/discount", "loss/kl", "train/model_norm")
@@ -215,7 +215,7 @@ def behaviour_losses(
 
 def make_optimisers(networks: Networks, config: DreamerConfig) -> dict[str, torch.optim.AdamW]:
     """Adam for each of the three networks; its decay is a share per update, which PyTorch multiplies by the learning
-    rate. Their states exist from the start and never move, as CUDA graphs want it."""
+    rate."""
     rates = {
         "model": (networks.world, config.model.learning_rate),
         "actor": (networks.actor, config.behaviour.actor_rate),
@@ -224,7 +224,7 @@ def make_optimisers(networks: Networks, config: DreamerConfig) -> dict[str, torc
     made = {}
     for name, (network, rate) in rates.items():
         parameters = list(network.parameters())
-        made[name] = torch.optim.AdamW(
+        adam = torch.optim.AdamW(
             parameters,
             rate,
             eps=config.learning.epsilon,
@@ -232,12 +232,7 @@ def make_optimisers(networks: Networks, config: DreamerConfig) -> dict[str, torc
             fused=True,
             capturable=is_gpu(parameters[0].device),
         )
-        for p in parameters:
-            made[name].state[p] = {
-                "step": torch.zeros((), device=p.device),
-                "exp_avg": torch.zeros_like(p, memory_format=torch.preserve_format),
-                "exp_avg_sq": torch.zeros_like(p, memory_format=torch.preserve_format),
-            }
+        made[name] = with_state(adam)
     return made
 
 

@@ -263,11 +263,6 @@ class PsdrlAgent(Agent):
         """What each phase does."""
         return PsdrlWorkload(config, spec)
 
-    @property
-    def fallbacks(self) -> list[str]:
-        """Failed checks, and steps that could not be captured."""
-        return super().fallbacks + [f"{name} ran without a CUDA graph" for name in self.execution.failures]
-
     def state_dict(self) -> dict[str, Any]:
         """Everything but the replay buffer and the running episodes."""
         return {

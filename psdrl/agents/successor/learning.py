@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from psdrl.agents.successor.network import FeatureNetwork, Networks, dot
+from psdrl.agents.successor.network import Networks, dot
 from psdrl.agents.successor.settings import LearningConfig
-from psdrl.runtime.device import is_gpu
+from psdrl.agents.transitions import descend
 from psdrl.runtime.execution import EAGER, Execution
 from psdrl.runtime.graphs import Step
 
@@ -20,16 +20,6 @@ class Losses(NamedTuple):
     successor: Tensor
     q: Tensor
     mean_q: Tensor
-
-
-def make_optimiser(network: FeatureNetwork, learning_rate: float) -> torch.optim.Adam:
-    """Adam on the trained network. Its state exists from the start and never moves, as CUDA graphs want it."""
-    parameters = list(network.parameters())
-    optimiser = torch.optim.Adam(parameters, learning_rate, fused=True, capturable=is_gpu(parameters[0].device))
-    for p in parameters:
-        moments = {name: torch.zeros_like(p) for name in ("exp_avg", "exp_avg_sq")}
-        optimiser.state[p] = {"step": torch.zeros((), device=p.device), **moments}
-    return optimiser
 
 
 def noise_shape(config: LearningConfig, features: int, num_actions: int) -> tuple[int, ...]:
@@ -49,7 +39,7 @@ def released_values(psi: Tensor, w: Tensor, root: Tensor, noise: Tensor) -> Tens
 
 def best_probabilities(values: Tensor) -> Tensor:
     """How often each action is the best (n, A) in draws (n, A, S) of their values."""
-    best = values.argmax(1)
+    best = values.max(1).indices  # argmax, 12 times as fast on a CPU (128 x 2 x 100)
     actions = torch.arange(values.shape[1], device=values.device)
     return (best[:, None] == actions[:, None]).to(values.dtype).mean(2)
 
@@ -105,8 +95,8 @@ def make_step(
     config: LearningConfig,
     execution: Execution = EAGER,
 ) -> Step:
-    """The gradient step, (frames, actions, rewards, terminated, noise) -> three losses, mean Q(s, a), norm of the
-    gradient, 0; or 0, 0, 0, 0, 0, 1 where the gradient is not finite: nothing is changed then."""
+    """The gradient step, (frames, actions, rewards, terminated, noise) -> three losses, mean Q(s, a) and what `descend`
+    adds."""
     parameters, losses_of = list(networks.online.parameters()), execution.compiled(successor_losses)
 
     def step(frames: Tensor, actions: Tensor, rewards: Tensor, terminated: Tensor, noise: Tensor) -> tuple[Tensor, ...]:
@@ -114,11 +104,6 @@ def make_step(
         with execution.autocast():
             losses = losses_of(networks, root, frames, actions, rewards, terminated, noise, config)
         (losses.reward + losses.successor + losses.q).backward()
-        norm = torch.nn.utils.clip_grad_norm_(parameters, config.clip)
-        rejected = (~torch.isfinite(norm)).float()
-        optimiser.found_inf = rejected  # type: ignore[attr-defined]  # where it is 1, Adam does nothing
-        optimiser.step()
-        numbers = torch.stack([*(x.detach().to(norm.dtype) for x in losses), norm])
-        return (*torch.where(rejected > 0, 0, numbers), rejected)
+        return descend(optimiser, parameters, config.clip, losses)
 
     return step

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from psdrl.agents.stacks import Torso
+from psdrl.agents.stacks import TargetNetworks, Torso
 from psdrl.agents.successor.settings import NetworkConfig
 from psdrl.envs.vector import EnvSpec
 
@@ -73,21 +73,17 @@ def dot(features: Tensor, w: Tensor) -> Tensor:
     return (features * w).sum(-1)
 
 
-class Networks(nn.Module):
+class Networks(TargetNetworks):
     """The trained network and its target network."""
+
+    online: FeatureNetwork
+    target: FeatureNetwork
 
     def __init__(self, config: NetworkConfig, spec: EnvSpec, stack: int) -> None:
         super().__init__()
         self.online, self.target = (FeatureNetwork(config, spec, stack) for _ in range(2))
         self.target.requires_grad_(False)
         self.update_target()
-
-    @torch.no_grad()
-    def update_target(self) -> None:
-        """Copy the trained network into the target network, in place, where CUDA graphs read it."""
-        old: list[Tensor] = list(self.target.parameters())
-        new: list[Tensor] = list(self.online.parameters())
-        torch._foreach_copy_(old, new)
 
     def values(self, stacks: Tensor, perturbations: Tensor) -> Tensor:
         """Q (n, A) by w + perturbation, one (n, k) of them per row; zeros give the mean."""

@@ -5,7 +5,8 @@ implementation."""
 from dataclasses import dataclass, field
 from typing import Literal
 
-from psdrl.config import Config, at_least, positive
+from psdrl.agents.transitions import FrameReplayConfig, GradientConfig, TransitionConfig
+from psdrl.config import at_least, positive
 from psdrl.errors import UserError
 
 Preset = Literal["auto", "paper", "cpu", "deepsea", "minatar", "control", "debug"]
@@ -44,7 +45,7 @@ class NetworkConfig:
 
 
 @dataclass(frozen=True)
-class LearningConfig:
+class LearningConfig(GradientConfig):
     """Three losses of equal weight: reward, successor features, Q."""
 
     every: int = 2
@@ -85,21 +86,6 @@ class PosteriorConfig:
 
 
 @dataclass(frozen=True)
-class ReplayConfig:
-    """Replay of single transitions."""
-
-    capacity: int = 1_000_000
-    """Transitions; the oldest leave first. [released]"""
-    stack: int = 4
-    """Frames that the networks see, zeros before an episode's first. [released]"""
-    device: Literal["auto", "device", "host", "pinned"] = "auto"
-    """Where the frames lie: on the run's device, or in (pinned) host memory, from where each batch is copied; auto: on
-    the device if they take less than a quarter of its free memory. On a CPU all are the same. [ours]"""
-    time_limit_terminates: bool = False
-    """Store a time limit as a termination. [ours: truncation is not termination]"""
-
-
-@dataclass(frozen=True)
 class ExplorationConfig:
     """Thompson sampling after a phase of random actions."""
 
@@ -111,7 +97,7 @@ class ExplorationConfig:
 
 
 @dataclass(frozen=True)
-class SuccessorConfig(Config):
+class SuccessorConfig(TransitionConfig):
     """Train SU, Successor Uncertainties: `python -m psdrl.train --algo successor --game Pong`."""
 
     preset: Preset = "auto"
@@ -121,41 +107,16 @@ class SuccessorConfig(Config):
     network: NetworkConfig = field(default_factory=NetworkConfig)
     learning: LearningConfig = field(default_factory=LearningConfig)
     posterior: PosteriorConfig = field(default_factory=PosteriorConfig)
-    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    replay: FrameReplayConfig = field(default_factory=FrameReplayConfig)
     exploration: ExplorationConfig = field(default_factory=ExplorationConfig)
-
-    def random_share(self, step: int) -> float:
-        """Probability of a random action at this step."""
-        return float(step < self.exploration.random_steps)
 
     def check(self) -> None:
         """Refuse what cannot work."""
         super().check()
         at_least(self, _MINIMA)
-        positive(self, ("learning.learning_rate", "learning.clip", "posterior.beta", "posterior.ridge"))
-        for name, value in (
-            ("--learning.discount", self.learning.discount),
-            ("--posterior.forgetting", self.posterior.forgetting),
-        ):
-            if not 0 <= value < 1:
-                raise UserError(f"{name} is {value} but must lie in [0, 1).")
-        network = self.network
-        if len({len(network.channels), len(network.kernels), len(network.strides)}) != 1:
-            raise UserError("--network.channels, .kernels and .strides must have equal lengths.")
-        if min((*network.channels, *network.kernels, *network.strides, *network.torso), default=1) < 1:
-            raise UserError("--network.channels, .kernels, .strides and .torso must be positive.")
+        positive(self, ("posterior.beta", "posterior.ridge"))
+        if not 0 <= self.posterior.forgetting < 1:
+            raise UserError(f"--posterior.forgetting is {self.posterior.forgetting} but must lie in [0, 1).")
 
 
-_MINIMA = {
-    "network.features": 1,
-    "network.initial_w": 0,
-    "network.grid_channels": 0,
-    "learning.every": 1,
-    "learning.batch": 1,
-    "learning.target_every": 1,
-    "learning.draws": 1,
-    "replay.capacity": 1,
-    "replay.stack": 1,
-    "exploration.random_steps": 0,
-    "exploration.draw_every": 1,
-}
+_MINIMA = {"network.features": 1, "network.initial_w": 0, "learning.draws": 1, "exploration.draw_every": 1}

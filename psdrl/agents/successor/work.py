@@ -5,22 +5,25 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
-from psdrl.agents.successor.learning import make_optimiser, make_step, noise_shape, successor_losses
+from psdrl.agents.successor.learning import make_step, noise_shape, successor_losses
 from psdrl.agents.successor.network import Networks
 from psdrl.agents.successor.settings import SuccessorConfig
+from psdrl.agents.transition_work import BATCH, OPTIMISER, TransitionWorkload
+from psdrl.agents.transitions import make_optimiser
 from psdrl.envs.vector import EnvSpec
-from psdrl.runtime.work import CPU, NOTHING, Count, Loop, Phase, Trial, Work, Workload, adam, count, weights
+from psdrl.runtime.work import CPU, NOTHING, Count, Loop, Phase, Trial, Work, count
 
-# Besides losses and gradient: clipping and Adam are 15 to 23 operations, counted with a dispatch mode; drawing a batch
-# is work for the host that takes as long as 10 to 50 of them. Regression and draws: 25, counted likewise.
-OPTIMISER, BATCH, REGRESSION = 20, 30, 25
+REGRESSION = 25  # operations of regression and draws, counted with a dispatch mode
 
 
-class SuccessorWorkload(Workload):
+class SuccessorWorkload(TransitionWorkload):
     """SU's work: its gradient step, its regression and its actions, run on the meta device."""
 
+    config: SuccessorConfig
+    networks: Networks
+
     def __init__(self, config: SuccessorConfig, spec: EnvSpec) -> None:
-        self.config, self.spec, self.capacity = config, spec, config.replay.capacity
+        super().__init__(config, spec)
         with torch.device("meta"):
             self.networks = Networks(config.network, spec, config.replay.stack)
             self.root = torch.zeros(config.network.features, config.network.features)
@@ -32,38 +35,15 @@ class SuccessorWorkload(Workload):
         losses = successor_losses(self.networks, self.root, frames, actions, rewards, terminated, noise, learning)
         (losses.reward + losses.successor + losses.q).backward()
 
-    def _frames(self, rows: int, more: int = 0) -> Tensor:
-        shape = (rows, self.config.replay.stack + more, *self.spec.shape)
-        return torch.zeros(shape, dtype=getattr(torch, self.spec.dtype))
-
     def _batch(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         rows, features = self.config.learning.batch, self.config.network.features
         noise = torch.zeros(noise_shape(self.config.learning, features, self.spec.num_actions))
         zeros = torch.zeros(rows)
-        return self._frames(rows, 1), torch.zeros(rows, dtype=torch.long), zeros, zeros, noise
-
-    def updates(self) -> range:
-        every = self.config.learning.every
-        return range(max(self.config.exploration.random_steps, every), self.config.steps, every)
+        return self.frames(rows, 1), torch.zeros(rows, dtype=torch.long), zeros, zeros, noise
 
     def update(self, transitions: int) -> dict[str, Phase]:
-        """One gradient step, whatever the buffer holds, and its share of a regression."""
-        learning, size = self.config.learning, weights(self.networks.online)
-        step = Work(
-            gradient=2 * (self.step.macs - self.step.convolutions),
-            convolution=2 * self.step.convolutions,
-            weights=self.step.weights + size,  # gradients are written
-            activations=2 * self.step.cells,
-            casts=self.step.weights + size,
-            launches=self.step.launches + OPTIMISER + BATCH,
-        )
-        with torch.device("meta"):
-            frames = self._frames(learning.batch, 1).nbytes
-        copies = 2 * frames + 2 * 4 * size * learning.every / learning.target_every
-        return {
-            "posterior": self._regression(),
-            "learning": Phase((Loop((step, adam(size), Work(bytes=copies)), captured=True),)),
-        }
+        """One gradient step, and its share of a regression."""
+        return {"posterior": self._regression(), "learning": self.learning()}
 
     def _regression(self) -> Phase:
         """phi of all that was seen since the last draw, their sums, a factor and its inverse in float64."""
@@ -72,7 +52,7 @@ class SuccessorWorkload(Workload):
         online = self.networks.online
         with torch.device("meta"), torch.no_grad():
             actions = torch.zeros(rows, dtype=torch.long)
-            found = count(lambda frames: online.local_of(online.hidden(frames), actions), self._frames(rows))
+            found = count(lambda frames: online.local_of(online.hidden(frames), actions), self.frames(rows))
         products = Work(
             flops=2 * found.macs, weights=found.weights, casts=found.weights, launches=found.launches + BATCH
         )
@@ -93,20 +73,14 @@ class SuccessorWorkload(Workload):
             perturbations = torch.zeros(rows, self.config.network.features)
             noise = torch.zeros(rows, self.spec.num_actions)
             found: Count = count(
-                lambda frames: (self.networks.values(frames, perturbations) + noise).argmax(1), self._frames(rows)
+                lambda frames: (self.networks.values(frames, perturbations) + noise).argmax(1), self.frames(rows)
             )
         work = Work(flops=2 * found.macs, weights=found.weights, casts=found.weights, launches=found.launches)
         return Loop((work,), times, captured=True)
 
     def memory(self) -> dict[str, float]:
         """The trained network has a gradient and Adam's two averages besides; the target network has nothing."""
-        replay = self.config.replay
-        transition = self._frames(1).nbytes / replay.stack + 8 + 4 + 3
-        return {
-            "replay": 1.005 * replay.capacity * transition,
-            "networks": 4 * 5 * weights(self.networks.online),
-            "activations": 4 * self.step.numbers,
-        }
+        return self.taken(8 + 4 + 3, 5)
 
     def trials(self, device: torch.device = CPU, images: AbstractContextManager = NOTHING) -> dict[str, Trial]:
         """A gradient step, and the target network's part of it."""
