@@ -1,7 +1,7 @@
 """The paper's experiments, and ours, by name: which runs they consist of, at full size and small."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from psdrl.agents.registry import AGENTS
 from psdrl.envs.atari import GAMES
@@ -61,9 +61,13 @@ def small_note(name: str, cases: list[Case]) -> str:
     many = f"{steps[0]:,} steps" if len(steps) == 1 else f"{steps[0]:,} to {steps[-1]:,} steps"
     presets = " and ".join(sorted({case.config.preset for case in cases}))
     return (
-        f"SMALL VERSION of {name}: {len(envs)} environments, {len(seeds)} seed(s), {many}, preset {presets}. It shows "
-        "that the experiment works; its numbers are not the paper's, nor to be compared with them."
+        f"SMALL VERSION of {name}: {_several(envs, 'environment')}, {_several(seeds, 'seed')}, {many}, preset "
+        f"{presets}. It shows that the experiment works; its numbers are not the paper's, nor to be compared with them."
     )
+
+
+def _several(things: set[Any], name: str) -> str:
+    return f"{len(things)} {name}{'s' if len(things) > 1 else ''}"
 
 
 def _listed() -> str:

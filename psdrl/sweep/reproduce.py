@@ -71,8 +71,9 @@ def _run(what: Experiment, options: Reproduce, flags: tuple[str, ...], out: Path
         chosen = [with_device(words, gpus) for words in given]
         if what.alone and 0 < gpus < 1:
             raise UserError(f"{what.name} measures time, and runs that share a GPU slow each other: --gpus-per-run 1.")
-        cases = plan.plan(replace(block, flags=words) for block, words in zip(what.blocks, chosen, strict=True))
-        notes = _forecast(what, options, cases, gpus, console)
+        with console.status("Planning the runs and what they will cost; with many agents this takes a minute."):
+            cases = plan.plan(replace(block, flags=words) for block, words in zip(what.blocks, chosen, strict=True))
+            notes = _forecast(what, options, cases, gpus, console)
         if place is None:
             return 0
         code = sweep.run(cases, place, out, gpus, console)

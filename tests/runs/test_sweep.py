@@ -58,7 +58,7 @@ def test_reproduce_says_what_it_costs_before_it_runs(cli_run: Run) -> None:
     outcome = cli_run("psdrl", "reproduce", "deepsea", "--scale", "small", "--dry-run", *SMALL)
     assert outcome.code == 0
     said = outcome.out.replace("\n", " ")
-    assert "SMALL VERSION of deepsea: 3 environments, 1 seed(s), 300 steps, preset debug" in said
+    assert "SMALL VERSION of deepsea: 3 environments, 1 seed, 300 steps, preset debug" in said
     assert "18 runs, forecast" in said
     assert "core hours" in said
     assert not Path("reproduce").exists()
