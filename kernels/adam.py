@@ -14,12 +14,14 @@ NATIVE = missing() is None
 
 
 def possible(x: Tensor, optimiser: torch.optim.Optimizer) -> bool:
-    """Whether csrc can take this optimiser's steps of networks that see such numbers as x: Adam in float32 on a CPU."""
+    """Whether csrc can take this optimiser's steps of networks that see such numbers as x: Adam in float32 on a CPU, and
+    nobody who waits for a gradient, which is never made."""
     if not (NATIVE and chosen_here(x) and dispatch.forced() is None):
         return False
     plain = isinstance(optimiser, torch.optim.Adam) and len(optimiser.param_groups) == 1
     group = optimiser.param_groups[0]
-    return plain and not (group["weight_decay"] or group["amsgrad"] or group["maximize"])
+    hooked = any(parameter._backward_hooks for parameter in group["params"])
+    return plain and not (hooked or group["weight_decay"] or group["amsgrad"] or group["maximize"])
 
 
 def moments(optimiser: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> tuple[list[Tensor], ...]:

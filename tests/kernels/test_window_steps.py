@@ -83,6 +83,8 @@ def test_what_it_does_not_serve():
     assert not possible(data[0], torch.optim.SGD(twin.parameters, 1e-2))
     with torch.autocast("cpu", torch.bfloat16):
         assert not possible(data[0], twin.optimiser)
+    twin.parameters[0].register_hook(lambda gradient: gradient)
+    assert not possible(data[0], twin.optimiser), "a hook waits for the gradient"
 
 
 @pytest.mark.parametrize(
