@@ -14,8 +14,8 @@ NATIVE = missing() is None
 
 
 def possible(x: Tensor, optimiser: torch.optim.Optimizer) -> bool:
-    """Whether csrc can take this optimiser's steps of networks that see such numbers as x: Adam in float32 on a CPU, and
-    nobody who waits for a gradient, which is never made."""
+    """Whether csrc can take this optimiser's steps of networks that see such numbers as x: Adam in float32 on a CPU,
+    and nobody who waits for a gradient, which is never made."""
     if not (NATIVE and chosen_here(x) and dispatch.forced() is None):
         return False
     plain = isinstance(optimiser, torch.optim.Adam) and len(optimiser.param_groups) == 1
