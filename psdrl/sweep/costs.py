@@ -2,6 +2,7 @@
 
 import json
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from rich.console import Console
@@ -29,11 +30,13 @@ class Prediction(NamedTuple):
         return f"rates of {self.device} measured now" if self.measured else f"predicted, data sheet of {self.device}"
 
 
-def predict(cases: list[Case], device: str) -> Prediction:
+def predict(wanted: Iterable[Case], device: str) -> Prediction:
     """The seconds of all cases; `device`: here, a100 or h100. Cases that differ by the game's name only are one."""
+    cases: list[Case] = []
     known: dict[str, float | None] = {}
     seconds: dict[str, float | None] = {}
-    for case in cases:
+    for case in wanted:
+        cases.append(case)
         key = _work(case)
         if key not in known:
             known[key] = _seconds(case, device)

@@ -4,10 +4,13 @@ DIR/ENV/AGENT/seed-N/ has the run itself in `run/` (what `psdrl report` reads), 
 status.json: how it ended. Whether a run is finished, its own checkpoint says: status.json is for people, but for runs
 that were stopped early, which are not begun again."""
 
+import itertools
 import json
 import shlex
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -147,8 +150,6 @@ def _run(
     if not open_cases:
         place.close()
         return _say_end(console, tasks, out)
-    if eta:  # the cost model takes seconds to import and to answer: meanwhile the first runs start
-        threading.Thread(target=_predict, args=(left, open_cases, gpus), name="forecast", daemon=True).start()
     schedule = Schedule(tasks, place.backend(out, gpus), place.options.retries)
 
     def changed(task: Task) -> None:
@@ -163,7 +164,7 @@ def _run(
     if asha:
         for task in tasks:
             asha.goes_on(task)  # what is known of runs that have ended
-    with Stop(console) as stop, screen:
+    with Stop(console) as stop, screen, _forecast(left, open_cases if eta else [], gpus):
         schedule.run(stop, screen)
     if stop.asked:
         again = shlex.join(["psdrl", *sys.argv[1:]])
@@ -172,8 +173,23 @@ def _run(
     return _say_end(console, tasks, out)
 
 
-def _predict(left: Eta, cases: list[Case], gpus: float) -> None:
-    left.predicted = costs.predict(cases, "a100" if gpus else "here").seconds
+@contextmanager
+def _forecast(left: Eta, cases: list[Case], gpus: float) -> Iterator[None]:
+    """Ask the cost model, which takes seconds for each agent, while runs go on. Its thread ends before Python does:
+    cut off inside of torch, it would abort the process."""
+    over = threading.Event()
+    wanted = itertools.takewhile(lambda case: not over.is_set(), cases)
+
+    def predict() -> None:
+        left.predicted = costs.predict(wanted, "a100" if gpus else "here").seconds
+
+    thread = threading.Thread(target=predict, name="forecast")
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def _tasks(cases: list[Case], out: Path, options: Machines) -> list[Task]:

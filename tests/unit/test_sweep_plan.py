@@ -1,5 +1,6 @@
 """Cases of a sweep: each has the settings that its own command would give it, and what cannot run is refused."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ from psdrl.agents import registry
 from psdrl.arguments import parse_train
 from psdrl.cli import exit_with
 from psdrl.errors import UserError
-from psdrl.sweep import command, costs, experiments, grid, plan, ranking
+from psdrl.sweep import command, costs, experiments, grid, plan, ranking, sweep
 from psdrl.sweep.plan import Block, Case
+from psdrl.sweep.progress import Eta
 
 DEBUG = ("--preset", "debug", "--device", "cpu")
 BLOCKS = {
@@ -187,6 +189,25 @@ def test_cost_is_asked_once_for_equal_work(monkeypatch: pytest.MonkeyPatch) -> N
     assert set(prediction.seconds.values()) == {2.0 * cases[0].config.steps}, "what is unknown costs what others do"
     assert prediction.unknown == ["psdrl"]
     assert costs.hours(prediction, 0.5) == pytest.approx(0.5 * 8 * 2.0 * cases[0].config.steps / 3600)
+
+
+def test_the_forecast_ends_with_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread inside of torch when Python ends aborts the process: the case under way is waited for, no other begun."""
+    cases = plan.plan([Block(tuple(f"deepsea-{size}" for size in range(4, 9)), flags=DEBUG)])
+    asked: list[str] = []
+    begun, over = threading.Event(), threading.Event()
+
+    def seconds(case: Case, device: str) -> float:
+        asked.append(case.env)
+        begun.set()
+        over.wait(0.2)
+        return 1.0
+
+    monkeypatch.setattr(costs, "_seconds", seconds)
+    with sweep._forecast(Eta([]), cases, 0.0):
+        assert begun.wait(60)
+    assert asked == ["deepsea-4"]
+    assert "forecast" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_the_best_setting_is_the_one_with_the_best_mean() -> None:
