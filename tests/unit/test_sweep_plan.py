@@ -192,7 +192,7 @@ def test_cost_is_asked_once_for_equal_work(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_forecast_ends_with_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread inside of torch when Python ends aborts the process: the case under way is waited for, no other begun."""
+    """A thread inside torch when Python ends aborts the process: the case under way is waited for, no other starts."""
     cases = plan.plan([Block(tuple(f"deepsea-{size}" for size in range(4, 9)), flags=DEBUG)])
     asked: list[str] = []
     begun, over = threading.Event(), threading.Event()
