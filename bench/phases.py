@@ -27,6 +27,7 @@ from psdrl.cost.devices import best, measure_here
 from psdrl.kernels.linear_tanh.aten import linear
 
 Unit = Literal["autoencoder_step", "forward_step", "posterior", "value_step", "act"]
+ACTS = 10  # measurements of an action for one of the other units: it takes milliseconds
 UNITS: tuple[Unit, ...] = ("autoencoder_step", "forward_step", "posterior", "value_step", "act")
 
 
@@ -82,8 +83,7 @@ def unit(name: Unit, agent: PsdrlAgent, path: str) -> tuple[Callable[[], object]
         return fit, 1
     if name == "act":
         observation = replay.frames(torch.tensor([0])).numpy()
-        count = 20
-        return lambda: [agent.actor.act(observation, 0.0) for _ in range(count)], count
+        return lambda: agent.actor.act(observation, 0.0), 1
     table = _latents(agent, path)
     steps = 8 if size * length > 10_000 else length
     short = shortened(config, length=steps)
@@ -155,7 +155,10 @@ def measure(options: Options) -> dict:
         seconds: dict[str, float] = {}
         for call, _ in calls.values():
             call()  # warm up
-        for _ in range(options.repeat):
+        bandwidth = 0.0
+        for _ in range(options.repeat * (ACTS if name == "act" else 1)):
+            if name == "act":  # in turn, too: it varies as much as what it is compared with
+                bandwidth = max(bandwidth, read_bandwidth())
             for path, (call, count) in calls.items():
                 with published.stacked() if path == "published" else nullcontext():
                     start = time.perf_counter()
@@ -169,7 +172,7 @@ def measure(options: Options) -> dict:
             units[name] |= {"gflop_per_second": rate / 1e9, "fraction_of_gemm_peak": rate / peak}
         if "fast" in seconds and name == "act":
             read = weights_read(agents["fast"])
-            fraction = read / seconds["fast"] / read_bandwidth()
+            fraction = read / seconds["fast"] / bandwidth
             units[name] |= {"megabytes_read": read / 1e6, "fraction_of_read_bandwidth": fraction}
     return {
         "preset": options.preset,

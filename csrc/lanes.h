@@ -128,22 +128,35 @@ PSDRL_INLINE Floats<Set> sqrt_of(Floats<Set> x) {  // one instruction where errn
   return y;
 }
 
-// The sum of a vector's numbers: halves are added until four are left.
+using Four = Vector<4>::Floats;
+
+// Four numbers of the same sum as a vector's: halves are added until four are left.
 template <int N>
-PSDRL_INLINE float sum_of(typename Vector<N>::Floats v) {
+PSDRL_INLINE Four four_of(typename Vector<N>::Floats v) {
   if constexpr (N == 4) {
-    return (v[0] + v[2]) + (v[1] + v[3]);
+    return v;
   } else {
     typename Vector<N / 2>::Floats low, high;
     std::memcpy(&low, &v, sizeof low);
     std::memcpy(&high, reinterpret_cast<const char*>(&v) + sizeof low, sizeof high);
-    return sum_of<N / 2>(low + high);
+    return four_of<N / 2>(low + high);
   }
 }
 
 template <class Set>
 PSDRL_INLINE float sum(Floats<Set> v) {
-  return sum_of<Set::kLanes>(v);
+  const Four x = four_of<Set::kLanes>(v);
+  return (x[0] + x[2]) + (x[1] + x[3]);
+}
+
+// The sums of four vectors, as `sum` has them, in half of the instructions.
+template <class Set>
+PSDRL_INLINE Four sums(const Floats<Set>* v) {
+  constexpr int N = Set::kLanes;
+  const Four a = four_of<N>(v[0]), b = four_of<N>(v[1]), c = four_of<N>(v[2]), d = four_of<N>(v[3]);
+  const Four ab = __builtin_shufflevector(a, b, 0, 4, 1, 5) + __builtin_shufflevector(a, b, 2, 6, 3, 7);
+  const Four cd = __builtin_shufflevector(c, d, 0, 4, 1, 5) + __builtin_shufflevector(c, d, 2, 6, 3, 7);
+  return __builtin_shufflevector(ab, cd, 0, 1, 4, 5) + __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
 }
 
 }  // namespace psdrl

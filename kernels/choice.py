@@ -21,24 +21,25 @@ from filelock import FileLock
 from torch import Tensor
 
 from psdrl.kernels import tune
-from psdrl.kernels.extension import instruction_set
+from psdrl.kernels.extension import fingerprint, instruction_set
 
 log = logging.getLogger("psdrl.kernels")
 Candidates = Mapping[str, Callable[[], object]]
 GAIN = 1.05  # how much faster than ATen another must be: less is within the noise of a measurement
-SECONDS = 0.004  # spent on each candidate, if three calls of it take no longer
+SECONDS, ROUNDS = 0.004, 5  # spent on each candidate at least, and calls of it
 EXACT_ROWS = 16  # up to here each number of rows is a class of its own, above that its power of two
 
 
 @cache
 def machine() -> str:
-    """What a measurement holds for: CPU, instruction sets in force, versions."""
+    """What a measurement holds for: CPU, instruction sets in force, versions, the build of csrc/."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
     limits = (os.environ.get(name, "") for name in ("ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS"))
     capability = torch.backends.cpu.get_cpu_capability()
-    words = (model or platform.machine(), capability, instruction_set(), *limits, f"torch {torch.__version__}")
+    build = f"csrc {fingerprint()}" if fingerprint() else ""
+    words = (model or platform.machine(), capability, instruction_set(), *limits, f"torch {torch.__version__}", build)
     return ", ".join(word for word in words if word)
 
 
@@ -53,20 +54,23 @@ def shape_class(*tensors: Tensor) -> str:
     return " ".join(words)
 
 
-def best_time(call: Callable[[], object]) -> float:
-    """Shortest time of a call, over at least three after the first."""
-    call()
-    times: list[float] = []
-    while len(times) < 3 or sum(times) < SECONDS:
-        start = time.perf_counter()
+def best_times(candidates: Candidates) -> dict[str, float]:
+    """Shortest time of each candidate, over at least five rounds in which all are called in turn: what else the machine
+    does meets them all alike."""
+    for call in candidates.values():
         call()
-        times.append(time.perf_counter() - start)
-    return min(times)
+    times: dict[str, list[float]] = {name: [] for name in candidates}
+    while not all(len(t) >= ROUNDS and sum(t) > SECONDS for t in times.values()):
+        for name, call in candidates.items():
+            start = time.perf_counter()
+            call()
+            times[name].append(time.perf_counter() - start)
+    return {name: min(t) for name, t in times.items()}
 
 
 def fastest(candidates: Candidates) -> str:
     """The name of the fastest candidate; "aten" unless one is faster by GAIN."""
-    times = {name: best_time(call) for name, call in candidates.items()}
+    times = best_times(candidates)
     best = min(times, key=times.__getitem__)
     return best if GAIN * times[best] < times["aten"] else "aten"
 

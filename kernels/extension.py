@@ -1,7 +1,9 @@
 """Loads the C++ extension psdrl._C, or says why it is missing; importing this never fails."""
 
+import hashlib
 import importlib
 from functools import cache
+from pathlib import Path
 
 import torch
 
@@ -26,6 +28,15 @@ def missing() -> str | None:
 def instruction_set() -> str:
     """That of the CPU kernels: avx512, avx2 or portable; none without the extension. PSDRL_CPU asks for one."""
     return importlib.import_module("psdrl._C").instruction_set() if missing() is None else "none"
+
+
+@cache
+def fingerprint() -> str:
+    """Tells one build from another: a choice between kernels holds for those that were measured."""
+    if missing() is not None:
+        return ""
+    file = importlib.import_module("psdrl._C").__file__
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12]
 
 
 def threads() -> int:
