@@ -64,6 +64,7 @@ class Worker:
         arguments = (options.preset, options.actions, options.transitions)
         code = f"import runpy; runpy.run_path({str(Path(__file__).resolve())!r})['serve']{arguments!r}"
         environment = os.environ | {"OMP_NUM_THREADS": str(options.threads), "PYTHONPATH": str(path)}
+        environment.pop("THP_MEM_ALLOC_ENABLE", None)  # this process has it from psdrl; a version that wants it sets it
         self.process = subprocess.Popen(
             [sys.executable, "-c", code],
             cwd=path,

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from psdrl.kernels.posterior import gram_accumulate_, posterior_factor
 
+SQUARED = 256  # rows that a CPU squares at once: their float64 copies stay in its cache, a fifth of the time
+
 
 class Statistics:
     """All that Eq. 4 needs of the replay buffer: sums over its N transitions, in float64.
@@ -52,5 +54,6 @@ class Statistics:
             root = times.double().sqrt()[:, None]
             features, targets = features * root, targets * root
         gram_accumulate_(self.lower, self.cross, features.to(targets), targets)
-        self.squares.add_(targets.double().square().sum(0))
+        for part in targets.split(SQUARED if targets.is_cpu else max(1, len(targets))):
+            self.squares.add_(part.double().square().sum(0))
         self.rows += len(features) if times is None else int(times.sum())
