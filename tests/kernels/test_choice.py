@@ -69,6 +69,24 @@ def test_another_process_agrees(choices):
     assert choices.choose(key, {"csrc": slow(1e-5), "aten": slow(1e-3)}) == "csrc"
 
 
+def test_another_build_is_measured_anew(choices, monkeypatch):
+    key, candidates = "linear 1 1x8 4x8", {"csrc": slow(1e-5), "aten": slow(1e-3)}
+    choices.path.write_text(json.dumps({choice.machine(): {key: "aten"}}))
+    monkeypatch.setattr(choice, "fingerprint", lambda: "another")
+    monkeypatch.setattr(choice, "machine", choice.machine.__wrapped__)
+    assert choices.choose(key, candidates) == "csrc"
+
+
+def test_what_else_the_machine_does_meets_all_candidates_alike():
+    """They are called in turn: a slow minute at the beginning is no fault of the first one."""
+    began = time.perf_counter()
+
+    def disturbed(seconds):
+        return lambda: slow(seconds if time.perf_counter() - began > 0.05 else 10 * seconds)()
+
+    assert choice.fastest({"csrc": disturbed(1e-3), "aten": disturbed(1e-2)}) == "csrc"
+
+
 def test_a_candidate_may_choose_in_its_turn(choices):
     inner = {"csrc": slow(1e-5), "aten": slow(1e-3)}
     outer = {"aten": lambda: choices.choose("inner", inner), "csrc": slow(1e-2)}
