@@ -36,6 +36,7 @@ def fingerprint() -> str:
     if missing() is not None:
         return ""
     file = importlib.import_module("psdrl._C").__file__
+    assert file is not None
     return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12]
 
 
