@@ -60,10 +60,9 @@ class MinEnsemble(nn.ModuleList):
 
     def traced(self, planned: Tensor, rewards: Tensor, ends: Tensor) -> Tensor:
         """Targets (L, B) with traces, of those that planning alone gives and of what happened (L, B), time first."""
-        targets = planned.clone()
+        targets, rewards, lasting = planned.clone(), rewards.to(planned), 1 - ends.to(planned)
         for t in range(len(planned) - 2, -1, -1):
-            went_on = rewards[t] + self.discount * (1 - ends[t]) * targets[t + 1]
-            targets[t].lerp_(went_on.to(targets), self.trace)
+            targets[t].lerp_(rewards[t] + self.discount * lasting[t] * targets[t + 1], self.trace)
         return targets
 
     def returns(self, rewards: Tensor, omega: Tensor, values: Tensor) -> Tensor:
