@@ -61,6 +61,12 @@ CASES: dict[str, dict[str, Any]] = {
         "value": {"hindsight": True, "iterations": 2},
     },
     "hindsight-grid": {"kind": "grid", **GRID, "value": {"hindsight": True, "sweep": "episode"}},
+    "traces": {"actions": 3, "chunk_rows": 40, "value": {"trace": 0.7, "target_every": 3, "iterations": 2}},
+    "traces-in-hindsight": {
+        "actions": 3,
+        "chunk_rows": 40,
+        "value": {"trace": 0.9, "hindsight": True, "sweep": "episode", "target_rate": 0.3, "iterations": 2},
+    },
     "inputs": {"actions": 3, "chunk_rows": 40, "forward": INPUTS},
     "inputs-one-tanh-layer": {"kind": "vector", "forward": {**INPUTS, "layers": 2}},
     "no-tanh-layer": {"kind": "vector", "forward": {"layers": 2}},

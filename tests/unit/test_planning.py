@@ -1,6 +1,7 @@
 """Planning: value targets (Eq. 5 to 7), target copies and the sweep through a batch, against computations by hand."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,14 +53,14 @@ def weight_of(network: torch.nn.Module, layer: int) -> torch.Tensor:
 
 
 def known_models(
-    value: float, rewards: tuple[float, float], next_latents: tuple[float, float], hindsight: bool = False
+    value: float, rewards: tuple[float, float], next_latents: tuple[float, float], **settings: Any
 ) -> tuple:
     """One latent, two actions: action a gives rewards[a] and next_latents[a], V is `value` everywhere and omega(z) is
     exactly 0 at z = 0 and close to 1 at z = 5."""
     config = small_config(
         forward={"layers": 2, "units": 2, "recurrent": 1},
         termination={"layers": 2, "units": 1},
-        value={"layers": 2, "units": 1, "iterations": 1, "discount": 0.9, "hindsight": hindsight},
+        value={"layers": 2, "units": 1, "iterations": 1, "discount": 0.9} | settings,
     )
     models = small_models(config, vector_spec(size=1))
     with torch.no_grad():
@@ -94,6 +95,26 @@ def test_value_target(value: float, rewards: tuple, next_latents: tuple, target:
     latents = path.encode_buffer(models, replay)
     losses = path.train_value(models, make_optimisers(models, config), replay, latents, lambda: batch, model, config)
     assert losses["value"].item() == pytest.approx((value - target) ** 2, rel=1e-12)
+
+
+@pytest.mark.parametrize(("trace", "ended"), [(0.5, False), (1.0, False), (0.5, True)], ids=["half", "all", "end"])
+def test_value_target_with_traces(trace: float, ended: bool, path: Path) -> None:
+    """V is 10 and planning says 2 + 0.9 * 10 = 11 everywhere. Rewards 4 and 6 were found; the last target of a sequence
+    is planning's alone, so an end behind it is not asked for, one within it is."""
+    config, models, model = known_models(10.0, (1.0, 2.0), (0.0, 0.0), trace=trace)
+    replay = Replay(10, 1, (1,), "float32")
+    replay.start(0, np.zeros(1))
+    replay.add(0, 0, 4.0, np.zeros(1), False, False)
+    replay.add(0, 0, 6.0, np.zeros(1), False, True)
+    replay.terminated[0] = float(ended)
+    batch = replay.sample(3, 2, np.random.default_rng(0))
+    optimisers = make_optimisers(models, config)
+    for group in optimisers["value"].param_groups:
+        group["lr"] = 0.0  # both losses are of V = 10
+    latents = path.encode_buffer(models, replay)
+    losses = path.train_value(models, optimisers, replay, latents, lambda: batch, model, config)
+    first = (1 - trace) * 11 + trace * (4 + (0 if ended else 0.9 * 11))
+    assert losses["value"].item() == pytest.approx(((10 - first) ** 2 + (10 - 11) ** 2) / 2, rel=1e-12)
 
 
 def loss_in_hindsight(next_latents: tuple, happened: tuple[int, float, float, bool], path: Path) -> float:

@@ -180,14 +180,22 @@ def train_value(
     """Line 12: per iteration one sweep through a batch, one gradient step per time step."""
     value, losses = models.value, []
     sweep = plain_sweep(models.forward_model, replay, latents, config)
+
+    @torch.no_grad()
+    def planned(slots: Tensor, z: Tensor, hidden: Tensor) -> Tensor:
+        happened = Happened.at(replay, latents, slots) if config.value.hindsight else None
+        return value.backup(lookahead(models, model, models.target, z, hidden, happened=happened).returns)
+
     for _ in range(config.planning_iterations):
-        for done, (slots, z, hidden) in enumerate(sweep(sample())):
+        batch = sample()
+        states, traced = list(sweep(batch)), None
+        for done, (slots, z, hidden) in enumerate(states):
             if done % config.value.target_every == 0:
                 value.update_target(models.target)
-            with torch.no_grad():
-                happened = Happened.at(replay, latents, slots) if config.value.hindsight else None
-                ahead = lookahead(models, model, models.target, z, hidden, happened=happened)
-                target = value.backup(ahead.returns)
+            if config.value.trace and done == 0:
+                ahead = torch.stack([planned(*state) for state in states])
+                traced = value.traced(ahead, batch.rewards.T, batch.terminated.T)
+            target = planned(slots, z, hidden) if traced is None else traced[done]
             loss = value.losses(torch.cat([z, hidden], 1), target)
             gradient_step(optimisers["value"], loss.sum())
             losses.append(loss.detach().mean())

@@ -6,6 +6,7 @@ every state that is drawn in the update. V' is constant between two copies, so i
 come from one pass. Only the gradient steps remain sequential.
 """
 
+from collections.abc import Iterator
 from functools import partial
 
 import torch
@@ -16,7 +17,7 @@ from psdrl.agents.psdrl.learning import Losses, Optimisers, Sampler
 from psdrl.agents.psdrl.lookahead import Happened, Predictions, predict
 from psdrl.agents.psdrl.models import Models
 from psdrl.agents.psdrl.networks import TanhNet
-from psdrl.agents.psdrl.rollout import Rollout
+from psdrl.agents.psdrl.rollout import Block, Rollout
 from psdrl.agents.psdrl.settings import PsdrlConfig
 from psdrl.agents.psdrl.value import MinEnsemble
 from psdrl.agents.psdrl.world_model import SampledModel
@@ -66,6 +67,15 @@ def in_one_call(value: MinEnsemble, optimiser: torch.optim.Optimizer, states: Te
     return serves(states, list(value.parameters()), len(value), lambda: value_gradient(one, states[0], targets[0]))
 
 
+def whole_sweep(blocks: Iterator[Block], length: int) -> list[Block]:
+    """The next blocks, which are those of one batch of sequences of so many steps."""
+    sweep, taken = list[Block](), 0
+    while taken < length:
+        sweep.append(next(blocks))
+        taken += len(sweep[-1].states)
+    return sweep
+
+
 def train_value(
     models: Models,
     optimisers: Optimisers,
@@ -95,11 +105,16 @@ def train_value(
         return models.target.planned(predictions.rewards, predictions.omega, values)
 
     @torch.no_grad()
-    def steps(latents_hidden: Tensor, rewards: Tensor, omega: Tensor, states: Tensor) -> tuple[Tensor]:
-        """V' on what the actions of n steps lead to (n B, A, .), then n gradient steps from states (n, B, Z + H)."""
+    def ahead(latents_hidden: Tensor, rewards: Tensor, omega: Tensor, states: Tensor) -> tuple[Tensor]:
+        """V' on what the actions of n steps lead to (n B, A, .): targets (n, B)."""
+        with execution.autocast():
+            return (planned(Predictions(latents_hidden, rewards, omega), states).view(states.shape[:2]),)
+
+    @torch.no_grad()
+    def learn(states: Tensor, targets: Tensor) -> tuple[Tensor]:
+        """n gradient steps from states (n, B, Z + H)."""
         losses = []
         with execution.autocast():
-            targets = planned(Predictions(latents_hidden, rewards, omega), states).view(states.shape[:2])
             if execution.plain and in_one_call(value, optimiser, states, targets):
                 return (tanh_net_steps_(states, targets, optimiser, list(value.parameters()), len(value)).flatten(),)
             for x, target in zip(states, targets, strict=True):
@@ -107,6 +122,9 @@ def train_value(
                 losses += [loss for loss, _ in found]
                 descent.step(optimiser, [layer for _, kept in found for layer in kept])
         return (torch.stack(losses),)
+
+    def steps(latents_hidden: Tensor, rewards: Tensor, omega: Tensor, states: Tensor) -> tuple[Tensor]:
+        return learn(states, *ahead(latents_hidden, rewards, omega, states))
 
     @torch.no_grad()
     def foresee(z: Tensor, hidden: Tensor, happened: Happened | None) -> Predictions:
@@ -116,13 +134,25 @@ def train_value(
             return predict_all(forward_model.fold(model), models.termination, z, hidden, happened)
 
     run = execution.kept("value", steps, lambda: optimiser_state(value, optimiser))
+    look = execution.kept("ahead", ahead)
+    step = execution.kept("learn", learn, lambda: optimiser_state(value, optimiser))
     scan = execution.kept("scan", lambda inputs, hidden: (forward_model.scan(inputs, hidden),))
     losses: list[Tensor] = []
     batches = [sample() for _ in range(config.planning_iterations)]
     how = (execution.chunk_rows, block, width)
     rollout = Rollout(foresee, scan, forward_model, latents, replay, config.value.hindsight, *how)
     with torch.no_grad():
-        for first, states, predictions in rollout.blocks(batches, config):
+        blocks = rollout.blocks(batches, config)
+        for batch in batches if config.value.trace else ():
+            sweep = whole_sweep(blocks, batch.actions.shape[1])
+            value.update_target(models.target)
+            found = [look(*predictions, states)[0] for _, states, predictions in sweep]
+            targets = value.traced(torch.cat(found), batch.rewards.T, batch.terminated.T)
+            for first, states, _ in sweep:
+                if first % block == 0 and first:
+                    value.update_target(models.target)
+                losses += step(states, targets[first : first + len(states)])
+        for first, states, predictions in blocks:  # all of them, without traces
             if first % block == 0:
                 value.update_target(models.target)
             losses += run(*predictions, states)

@@ -110,6 +110,10 @@ class ValueConfig:
     """Plan from stored transitions with what happened there: the prediction [z', r, omega] of every action is moved by
     the error of the one that was taken, so that only what another action would have changed is the model's. [paper: no;
     ours: docs/experiments.md]"""
+    trace: float = 0.0
+    """lambda of Peng's Q(lambda): y_t = (1 - lambda) m_t + lambda (r_t + gamma y_{t+1}) along stored sequences, where
+    m_t is the target of Eq. 5 and y = m at the last step. The targets of a sweep are made at its start. [paper: 0;
+    ours: docs/experiments.md]"""
     sweep: Literal["paper", "episode", "backward"] = "paper"
     """How planning goes through a batch. paper: with time, h = 0 at the start of a sequence. episode: every state has
     the h of its episode, as in acting; sequences of L steps from zero never see the hidden states of long episodes.

@@ -45,9 +45,11 @@ def check(config: "PsdrlConfig") -> None:
     """Refuse what cannot work, with one sentence that says what to do."""
     at_least(config, _MINIMA)
     positive(config, _POSITIVE)
-    shares(config, ("policy.epsilon", "posterior.resample", "value.random_share"))
+    shares(config, ("policy.epsilon", "posterior.resample", "value.random_share", "value.trace"))
     if config.value.target_rate > 1:
         raise UserError(f"--value.target-rate is {config.value.target_rate} but must be at most 1, which copies.")
+    if config.value.trace and config.value.sweep == "backward":
+        raise UserError("--value.trace goes with time: use --value.sweep paper or episode, or leave it out.")
     if not 0 <= config.value.discount < 1:
         raise UserError(f"--value.discount is {config.value.discount} but must lie in [0, 1).")
     if not config.autoencoder.channels or min(config.autoencoder.channels) < 1:

@@ -21,7 +21,7 @@ class MinEnsemble(nn.ModuleList):
     def __init__(self, inputs: int, config: ValueConfig) -> None:
         super().__init__(TanhNet(inputs, config.units, config.layers) for _ in range(config.networks))
         self.discount, self.lookahead = config.discount, config.lookahead
-        self._share, self._rate = config.random_share, config.target_rate
+        self._share, self._rate, self.trace = config.random_share, config.target_rate, config.trace
 
     def networks(self) -> list[TanhNet]:
         """The networks."""
@@ -57,6 +57,13 @@ class MinEnsemble(nn.ModuleList):
             return best_return(rewards, omega, values, self.discount, THRESHOLD)
         returns = self.returns(rewards, omega, values)
         return torch.lerp(returns.amax(1), returns.mean(1), self._share)
+
+    def traced(self, planned: Tensor, rewards: Tensor, ends: Tensor) -> Tensor:
+        """Targets (L, B) with traces, of those that planning alone gives and of what happened (L, B), time first."""
+        targets, rewards, lasting = planned.clone(), rewards.to(planned), 1 - ends.to(planned)
+        for t in range(len(planned) - 2, -1, -1):
+            targets[t].lerp_(rewards[t] + self.discount * lasting[t] * targets[t + 1], self.trace)
+        return targets
 
     def returns(self, rewards: Tensor, omega: Tensor, values: Tensor) -> Tensor:
         """r^ + gamma 1[omega < 0.5] V (n, A)."""
