@@ -38,7 +38,7 @@ def gram_accumulate_(gram: Tensor, cross: Tensor, features: Tensor, targets: Ten
         rows = (torch.zeros_like(gram), torch.zeros_like(cross), features, targets)
         return {name: partial(function, *rows) for name, function in by.items()}
 
-    by[choice.choose("gram", features, targets.T, candidates)](gram, cross, features, targets, weight)
+    by[choice.choose("gram", features, cross, candidates)](gram, cross, features, targets, weight)
 
 
 def posterior_factor(

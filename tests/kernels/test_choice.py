@@ -11,6 +11,7 @@ import torch
 from psdrl.agents.psdrl.synthetic import debug_agent
 from psdrl.kernels import choice, tune
 from psdrl.kernels.linear_tanh import aten
+from psdrl.kernels.posterior import gram_accumulate_
 from tests.kernels.inputs import randn
 
 
@@ -57,6 +58,15 @@ def test_classes():
     assert choice.shape_class(randn(100, 3), randn(5, 3)) == choice.shape_class(randn(128, 3), randn(5, 3))
     assert choice.shape_class(randn(129, 3), randn(5, 3)) != choice.shape_class(randn(128, 3), randn(5, 3))
     assert choice.shape_class(randn(3, 9).T, randn(5, 4)[:, :3]) == "9x3t 5x3s"
+
+
+@pytest.mark.skipif(not aten.NATIVE, reason="the C++ extension is not built")
+def test_rows_of_a_regression_are_a_class(choices):
+    """The last rows of a buffer are of another number in every update: measured each time, they took a tenth of it."""
+    gram, cross = torch.zeros(4, 4, dtype=torch.float64), torch.zeros(4, 2, dtype=torch.float64)
+    for rows in (70, 100, 128):
+        gram_accumulate_(gram, cross, randn(rows, 4).float(), randn(rows, 2).float())
+    assert list(choices.known) == [f"gram {torch.get_num_threads()} 128x4 4x2"]
 
 
 def test_another_process_agrees(choices):
