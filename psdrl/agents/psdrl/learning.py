@@ -145,7 +145,7 @@ def encode_buffer(models: Models, replay: Replay, execution: Execution = EAGER) 
     """Latent states (slots, Z) of all stored observations, each encoded once. Slots that hold none are left as they
     are: filling MinAtar Freeway's 945 MB takes longer than encoding 10,000 of its states."""
     like = next(models.forward_model.parameters())
-    table = like.new_empty(replay.num_slots, models.autoencoder.latent_size)
+    table = execution.scratch("latents", like, replay.num_slots, models.autoencoder.latent_size)
     for rows in chunks(replay.stored_rows(), execution):
         with execution.fixed_shapes(), execution.image_autocast():
             latents = models.autoencoder.latents(replay.frames(rows))

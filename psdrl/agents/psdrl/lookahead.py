@@ -14,6 +14,7 @@ from psdrl.agents.psdrl.termination import Termination
 from psdrl.agents.psdrl.value import MinEnsemble
 from psdrl.agents.psdrl.world_model import SampledWorld
 from psdrl.replay.episodes import Replay
+from psdrl.runtime.execution import Execution
 
 if TYPE_CHECKING:
     from psdrl.agents.psdrl.learning import Latents
@@ -68,12 +69,13 @@ class Happened(NamedTuple):
         return of_all + (real - taken)[:, None]
 
 
-def joined(parts: Iterable[Predictions], count: int) -> Predictions:
+def joined(parts: Iterable[Predictions], count: int, execution: Execution) -> Predictions:
     """Predictions of several groups of states as one, for `count` states: never held twice."""
     table, first = None, 0
     for part in parts:
         if table is None:
-            table = Predictions(*(x.new_empty(count, *x.shape[1:]) for x in part))
+            like = part._asdict().items()
+            table = Predictions(*(execution.scratch(f"predicted {name}", x, count, *x.shape[1:]) for name, x in like))
         for whole, x in zip(table, part, strict=True):
             whole[first : first + len(x)] = x
         first += len(part.rewards)

@@ -139,7 +139,7 @@ def train_value(
     scan = execution.kept("scan", lambda inputs, hidden: (forward_model.scan(inputs, hidden),))
     losses: list[Tensor] = []
     batches = [sample() for _ in range(config.planning_iterations)]
-    how = (execution.chunk_rows, block, width)
+    how = (execution, block, width)
     rollout = Rollout(foresee, scan, forward_model, latents, replay, config.value.hindsight, *how)
     with torch.no_grad():
         blocks = rollout.blocks(batches, config)

@@ -12,6 +12,7 @@ from psdrl.agents.psdrl.networks import one_hot
 from psdrl.agents.psdrl.settings import PsdrlConfig
 from psdrl.agents.psdrl.world_model import WorldModel
 from psdrl.replay.episodes import Batch, Replay
+from psdrl.runtime.execution import Execution
 from psdrl.runtime.graphs import Step
 
 TABLE_BYTES = 2**29  # of predictions that are kept for several batches
@@ -45,14 +46,14 @@ class Rollout(NamedTuple):
     latents: Tensor
     replay: Replay
     hindsight: bool  # `--value.hindsight`
-    chunk_rows: int  # most rows that a network sees at once
+    execution: Execution
     block: int  # steps for which V' is constant
     width: int  # numbers that a prediction has
 
     @property
     def most(self) -> int:
         """States whose actions make no more than `chunk_rows` rows."""
-        return max(1, self.chunk_rows // (self.model.num_actions * self.model.rows_per_state))
+        return max(1, self.execution.chunk_rows // (self.model.num_actions * self.model.rows_per_state))
 
     def happened(self, slots: Tensor) -> Happened | None:
         """After the states at slots (n,), if planning is to know."""
@@ -62,7 +63,7 @@ class Rollout(NamedTuple):
         """What each sweep through a batch needs, in the order of its gradient steps."""
         if not config.plans_within_episodes:
             return self.from_zero(batches)
-        hidden = self.model.memory.hidden_states(self.model, self.replay, self.latents, self.chunk_rows)
+        hidden = self.model.memory.hidden_states(self.model, self.replay, self.latents, self.execution.chunk_rows)
         return self.from_episodes(batches, hidden, config.value.sweep == "backward")
 
     def from_zero(self, batches: list[Batch]) -> Iterator[Block]:
@@ -103,7 +104,8 @@ class Rollout(NamedTuple):
             yield from self.from_episodes(batches[half:], hidden_states, backward)
             return
         parts = (x.split(self.most) for x in (z, hidden, slots))
-        table = joined((self.predict(z, h, self.happened(at)) for z, h, at in zip(*parts, strict=True)), len(slots))
+        ahead = (self.predict(z, h, self.happened(at)) for z, h, at in zip(*parts, strict=True))
+        table = joined(ahead, len(slots), self.execution)
         for batch in place:
             for first in range(0, len(batch), self.block):
                 rows = batch[first : first + self.block]
