@@ -143,6 +143,7 @@ def test_each_state_is_predicted_once_as_far_as_memory_goes(table, monkeypatch):
         return predict(*args)
 
     monkeypatch.setattr(rollout, "TABLE_BYTES", table)
+    monkeypatch.setattr(rollout, "UNIT", 1)
     monkeypatch.setattr(planning, "predict", counted)
     plain.update(), fast.update()
     for name, tensor in parameters(fast).items():
@@ -150,6 +151,25 @@ def test_each_state_is_predicted_once_as_far_as_memory_goes(table, monkeypatch):
     drawn, stored = 5 * 4 * 9, fast.replay.transitions
     assert stored / 2 < sum(rows) <= stored if table == 2**29 else stored < sum(rows) < drawn
     assert max(rows) <= 40 // 3
+
+
+def test_states_are_predicted_in_few_sizes(monkeypatch):
+    """For every other number of rows oneDNN would make code, and keep it."""
+    case: dict[str, Any] = {"value": {"sweep": "episode", "iterations": 5, "target_every": 3}, "chunk_rows": 40}
+    plain, fast = debug_agent("plain", torch.float64, **case), debug_agent("fast", torch.float64, **case)
+    rows, predict = [], planning.predict
+
+    def counted(*args):
+        rows.append(len(args[2]))
+        return predict(*args)
+
+    monkeypatch.setattr(rollout, "UNIT", 4)
+    monkeypatch.setattr(planning, "predict", counted)
+    plain.update(), fast.update()
+    for name, tensor in parameters(fast).items():
+        assert distance(tensor, parameters(plain)[name]) < 1e-9, name
+    assert len(rows) > 2
+    assert all(n in (4, 8, 12) for n in rows)
 
 
 def test_equal_transitions_of_a_window_are_merged(monkeypatch):

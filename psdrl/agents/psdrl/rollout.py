@@ -16,6 +16,9 @@ from psdrl.runtime.execution import Execution
 from psdrl.runtime.graphs import Step
 
 TABLE_BYTES = 2**29  # of predictions that are kept for several batches
+UNIT = (
+    64  # states are predicted in multiples of so many: oneDNN makes and keeps code for every other number, 0.5 MB each
+)
 
 
 def stretches(length: int, block: int, most: int) -> Iterator[range]:
@@ -53,7 +56,8 @@ class Rollout(NamedTuple):
     @property
     def most(self) -> int:
         """States whose actions make no more than `chunk_rows` rows."""
-        return max(1, self.execution.chunk_rows // (self.model.num_actions * self.model.rows_per_state))
+        most = max(1, self.execution.chunk_rows // (self.model.num_actions * self.model.rows_per_state))
+        return most // min(UNIT, most) * min(UNIT, most)
 
     def happened(self, slots: Tensor) -> Happened | None:
         """After the states at slots (n,), if planning is to know."""
@@ -95,6 +99,7 @@ class Rollout(NamedTuple):
         if not self.hindsight:  # equal states are followed by different ones
             slots, of_slot = self.model.memory.distinct(self.latents, slots)
             place = of_slot[place]
+        slots = torch.cat([slots, slots[-1:].expand(-len(slots) % min(UNIT, self.most))])  # the last one again
         z, hidden = self.latents[slots], hidden_states[slots]
         states = torch.cat([z, hidden], 1)
         size = self.model.num_actions * self.width * states.itemsize * len(slots)
