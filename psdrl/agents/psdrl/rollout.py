@@ -48,6 +48,7 @@ class Rollout(NamedTuple):
     chunk_rows: int  # most rows that a network sees at once
     block: int  # steps for which V' is constant
     width: int  # numbers that a prediction has
+    inputs: Tensor | None = None  # of V, if not all of them, see `idle`
 
     @property
     def most(self) -> int:
@@ -96,6 +97,7 @@ class Rollout(NamedTuple):
             place = of_slot[place]
         z, hidden = self.latents[slots], hidden_states[slots]
         states = torch.cat([z, hidden], 1)
+        states = states if self.inputs is None else states[:, self.inputs]
         size = self.model.num_actions * self.width * states.itemsize * len(slots)
         if size > TABLE_BYTES and len(batches) > 1:
             half = len(batches) // 2
