@@ -62,18 +62,23 @@ TORCH_LIBRARY(psdrl, m) {
       "gram_accumulate_(Tensor(a!) gram, Tensor(b!) cross, Tensor features, Tensor targets, float weight=1.0) -> ()");
   // The same on a CPU without BLAS.
   m.def("gram_registers_(Tensor(a!) gram, Tensor(b!) cross, Tensor features, Tensor targets, float weight=1.0) -> ()");
+  // On a CPU without BLAS: rows (n, k) become the solutions of L x = row, or (back) of L^T x = row.
+  m.def("solve_rows_(Tensor factor, Tensor(a!) rows, bool back) -> ()");
   // Lower Cholesky factors (g, k, k) of I / prior + gram / noise + jitter I; jitter (g,); info (g,) int32: 0, or -1
   // for input that is not finite, or the order of the leading minor that stayed indefinite after all attempts.
+  // registers: on a CPU by products in registers instead of LAPACK; so in the two below.
   // On CUDA more than one attempt reads info between attempts (a synchronisation); one attempt can be captured.
   m.def(
-      "posterior_factor(Tensor gram, Tensor prior_variances, Tensor noise_variances, int attempts=16) -> "
+      "posterior_factor(Tensor gram, Tensor prior_variances, Tensor noise_variances, int attempts=16, "
+      "bool registers=False) -> "
       "(Tensor factors, Tensor jitter, Tensor info)");
   // mean (o, k): rows mu_j of Eq. 4; group: outputs per factor, in order; noise_variances (g,).
-  m.def("posterior_mean(Tensor factors, Tensor cross, int[] group, Tensor noise_variances) -> Tensor");
+  m.def("posterior_mean(Tensor factors, Tensor cross, int[] group, Tensor noise_variances, "
+      "bool registers=False) -> Tensor");
   // (S, o, k): mu_j + L^-T eps; eps (S, o, k) given, or drawn from the generator.
   m.def(
       "posterior_sample(Tensor factors, Tensor mean, int[] group, Tensor? eps=None, int samples=1, "
-      "Generator? generator=None) -> Tensor");
+      "Generator? generator=None, bool registers=False) -> Tensor");
 }
 
 bool differentiable(const c10::IValue& value) {
@@ -99,7 +104,7 @@ void refuse_gradients(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 TORCH_LIBRARY_IMPL(psdrl, Autograd, m) {
   for (const char* name : {"linear_rows", "tanh_net_rows", "tanh_net_steps_", "window_steps_", "autoencoder_steps_",
                            "tanh_actions", "gru_actions_rows", "bias_tanh_", "encode_tiles", "gram_accumulate_", "gram_registers_",
-                           "posterior_factor", "posterior_mean", "posterior_sample"}) {
+                           "solve_rows_", "posterior_factor", "posterior_mean", "posterior_sample"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse_gradients>());
   }
 }

@@ -16,6 +16,7 @@
 #include <tuple>
 
 #include "checks.h"
+#include "triangular.h"
 
 namespace {
 
@@ -40,7 +41,8 @@ bool assemble(const at::Tensor& gram, double prior, double noise, at::Tensor& pr
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> posterior_factor(const at::Tensor& gram, const at::Tensor& prior,
-                                                                const at::Tensor& noise, int64_t attempts) {
+                                                                const at::Tensor& noise, int64_t attempts,
+                                                                bool registers) {
   psdrl::check_variances(gram, prior, noise);
   const int64_t k = gram.size(0), groups = prior.size(0);
   const auto sums = gram.contiguous(), priors = prior.contiguous(), noises = noise.contiguous();
@@ -59,13 +61,20 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> posterior_factor(const at::Tensor
       continue;
     }
     const auto diagonal = precision.diagonal().clone();
+    bool used_up = false;
     for (int64_t attempt = 0; attempt < std::max<int64_t>(1, attempts); ++attempt) {
       if (attempt > 0) {  // 1e-12 of the mean diagonal, then 10 times more each
         added = attempt == 1 ? 1e-12 * std::abs(diagonal.mean().item<double>()) : 10 * added;
+        if (used_up) assemble(sums, priors.const_data_ptr<double>()[g], noises.const_data_ptr<double>()[g], precision);
         precision.diagonal().copy_(diagonal.add(added));
       }
-      auto status = info.select(0, g);
-      at::linalg_cholesky_ex_out(factor, status, precision);
+      if (registers) {
+        code = static_cast<int>(psdrl::cholesky(precision, factor));
+        used_up = true;
+      } else {
+        auto status = info.select(0, g);
+        at::linalg_cholesky_ex_out(factor, status, precision);
+      }
       if (code == 0) break;
     }
     if (code != 0) factor.fill_(std::numeric_limits<double>::quiet_NaN());
@@ -73,34 +82,44 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> posterior_factor(const at::Tensor
   return {factors, jitter, info};
 }
 
+// Rows (n, k), whose transpose is column-major, become the solutions of L x = row, or (back) of L^T x = row.
+void solve(const at::Tensor& factor, at::Tensor& rows, bool back, bool registers) {
+  if (registers) return psdrl::solve_rows(factor, rows, back);
+  rows.copy_(at::linalg_solve_triangular(back ? factor.t() : factor, rows.t(), /*upper=*/back).t());
+}
+
 at::Tensor posterior_mean(const at::Tensor& factors, const at::Tensor& cross, at::IntArrayRef group,
-                          const at::Tensor& noise) {
+                          const at::Tensor& noise, bool registers) {
   psdrl::check_mean(factors, cross, group, noise);
   const auto noises = noise.contiguous();
-  auto mean = at::empty({cross.size(1), cross.size(0)}, cross.options());
+  auto mean = at::zeros({cross.size(1), cross.size(0)}, cross.options());
   int64_t begin = 0;
   for (size_t g = 0; g < group.size(); begin += group[g++]) {
+    const auto sums = cross.narrow(1, begin, group[g]);
+    // Outputs whose targets are all zero, such as cells of DeepSea that nobody has seen, have the mean 0.
+    const auto seen = sums.ne(0).any(0).nonzero().squeeze(1);
+    auto rows = sums.t().index_select(0, seen).div_(noises.const_data_ptr<double>()[g]);
     const auto factor = factors.select(0, g);
-    auto rows = mean.narrow(0, begin, group[g]);  // rows.t() is column-major: the solves need no other layout
-    rows.copy_(cross.narrow(1, begin, group[g]).t()).div_(noises.const_data_ptr<double>()[g]);
-    const auto half = at::linalg_solve_triangular(factor, rows.t(), /*upper=*/false);
-    rows.copy_(at::linalg_solve_triangular(factor.t(), half, /*upper=*/true).t());
+    solve(factor, rows, false, registers);
+    solve(factor, rows, true, registers);
+    mean.narrow(0, begin, group[g]).index_copy_(0, seen, rows);
   }
   return mean;
 }
 
 at::Tensor posterior_sample(const at::Tensor& factors, const at::Tensor& mean, at::IntArrayRef group,
                             const std::optional<at::Tensor>& eps, int64_t samples,
-                            std::optional<at::Generator> generator) {
+                            std::optional<at::Generator> generator, bool registers) {
   psdrl::check_sample(factors, mean, group, eps);
   const int64_t outputs = mean.size(0), k = mean.size(1), count = eps ? eps->size(0) : samples;
-  auto noise = eps ? *eps : at::empty({count, outputs, k}, mean.options()).normal_(0, 1, generator);
   auto weights = at::empty({count, outputs, k}, mean.options());
+  eps ? weights.copy_(*eps) : weights.normal_(0, 1, generator);
   int64_t begin = 0;
   for (size_t g = 0; g < group.size(); begin += group[g++]) {
-    const auto rows = noise.narrow(1, begin, group[g]).reshape({count * group[g], k});
-    const auto solved = at::linalg_solve_triangular(factors.select(0, g).t(), rows.t(), /*upper=*/true);
-    weights.narrow(1, begin, group[g]).copy_(solved.t().reshape({count, group[g], k}));
+    const auto part = weights.narrow(1, begin, group[g]);
+    auto rows = part.reshape({count * group[g], k});  // a view, if there is one sample
+    solve(factors.select(0, g), rows, true, registers);
+    if (!rows.is_alias_of(part)) part.copy_(rows.view(part.sizes()));
   }
   return weights.add_(mean);
 }

@@ -58,7 +58,8 @@ void gram_accumulate_(at::Tensor& gram, at::Tensor& cross, const at::Tensor& fea
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> posterior_factor(const at::Tensor& gram, const at::Tensor& prior,
-                                                                const at::Tensor& noise, int64_t attempts) {
+                                                                const at::Tensor& noise, int64_t attempts,
+                                                                bool /*registers*/) {
   psdrl::check_variances(gram, prior, noise);
   const c10::cuda::CUDAGuard guard(gram.device());
   const auto stream = c10::cuda::getCurrentCUDAStream();
@@ -102,7 +103,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> posterior_factor(const at::Tensor
 }
 
 at::Tensor posterior_mean(const at::Tensor& factors, const at::Tensor& cross, at::IntArrayRef group,
-                          const at::Tensor& noise) {
+                          const at::Tensor& noise, bool /*registers*/) {
   psdrl::check_mean(factors, cross, group, noise);
   const c10::cuda::CUDAGuard guard(factors.device());
   const auto sums = cross.contiguous(), noises = noise.contiguous();
@@ -145,7 +146,7 @@ void fill_normal(at::Tensor& noise, const std::optional<at::Generator>& generato
 
 at::Tensor posterior_sample(const at::Tensor& factors, const at::Tensor& mean, at::IntArrayRef group,
                             const std::optional<at::Tensor>& eps, int64_t samples,
-                            std::optional<at::Generator> generator) {
+                            std::optional<at::Generator> generator, bool /*registers*/) {
   psdrl::check_sample(factors, mean, group, eps);
   const c10::cuda::CUDAGuard guard(factors.device());
   const int64_t outputs = mean.size(0), k = mean.size(1), count = eps ? eps->size(0) : samples;

@@ -16,21 +16,39 @@ from torch import Tensor
 
 from psdrl.kernels import choice
 from psdrl.kernels.linear_tanh.aten import chosen_here
-from psdrl.kernels.posterior import reference
+from psdrl.kernels.posterior import reference, registers
 from psdrl.kernels.posterior.native import unavailable
+from psdrl.kernels.posterior.registers import inverse_norm
 
-__all__ = ["gram_accumulate_", "posterior_factor", "posterior_mean", "posterior_sample", "unavailable"]
+__all__ = [
+    "gram_accumulate_",
+    "inverse_norm",
+    "posterior_factor",
+    "posterior_mean",
+    "posterior_sample",
+    "unavailable",
+]
 
 
 def _implementation(like: Tensor) -> Any:
     return torch.ops.psdrl if unavailable(like.device) is None else reference
 
 
+def _triangular(name: str, like: Tensor, features: int) -> Any:
+    """An operation on triangular systems of so many features; on a CPU by whichever is faster there."""
+    functions = _implementation(like)
+    function = getattr(functions, name)
+    if functions is reference or not registers.serve(like, features):
+        return function
+    return partial(function, registers=True)
+
+
 def gram_accumulate_(gram: Tensor, cross: Tensor, features: Tensor, targets: Tensor, weight: float = 1.0) -> None:
     """gram (k, k) += weight Phi^T Phi (lower triangle), cross (k, o) += weight Phi^T T; see `reference`. On a CPU by
     panels of BLAS or in registers, whichever is faster there."""
     functions = _implementation(gram)
-    if functions is reference or not chosen_here(features) or not targets.numel():
+    double = features.is_cpu and features.dtype is torch.float64 and features.numel() > 0
+    if functions is reference or not (double or chosen_here(features)):
         return functions.gram_accumulate_(gram, cross, features, targets, weight)
     by = {"csrc": torch.ops.psdrl.gram_registers_, "aten": torch.ops.psdrl.gram_accumulate_}
 
@@ -38,19 +56,21 @@ def gram_accumulate_(gram: Tensor, cross: Tensor, features: Tensor, targets: Ten
         rows = (torch.zeros_like(gram), torch.zeros_like(cross), features, targets)
         return {name: partial(function, *rows) for name, function in by.items()}
 
-    by[choice.choose("gram", features, cross, candidates)](gram, cross, features, targets, weight)
+    chosen = choice.choose("gram64" if double else "gram", features, cross, candidates)
+    by[chosen](gram, cross, features, targets, weight)
 
 
 def posterior_factor(
     gram: Tensor, prior_variances: Tensor, noise_variances: Tensor, attempts: int = 16
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Factors (g, k, k), jitter (g,) and info (g,); see `reference`."""
-    return _implementation(gram).posterior_factor(gram, prior_variances, noise_variances, attempts)
+    operation = _triangular("posterior_factor", gram, len(gram))
+    return operation(gram, prior_variances, noise_variances, attempts)
 
 
 def posterior_mean(factors: Tensor, cross: Tensor, group: Sequence[int], noise_variances: Tensor) -> Tensor:
     """Means (o, k); `group`: outputs per factor, adding up to o; see `reference`."""
-    return _implementation(factors).posterior_mean(factors, cross, group, noise_variances)
+    return _triangular("posterior_mean", factors, len(cross))(factors, cross, group, noise_variances)
 
 
 def posterior_sample(
@@ -62,4 +82,4 @@ def posterior_sample(
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """Draws (S, o, k); `group`: outputs per factor, adding up to o; see `reference`."""
-    return _implementation(factors).posterior_sample(factors, mean, group, eps, samples, generator)
+    return _triangular("posterior_sample", factors, mean.shape[1])(factors, mean, group, eps, samples, generator)

@@ -53,16 +53,22 @@ def _register_fakes() -> None:
     def gram_accumulate_(gram: Tensor, cross: Tensor, features: Tensor, targets: Tensor, weight: float = 1.0) -> None:
         return None
 
+    @torch.library.register_fake("psdrl::solve_rows_")
+    def solve_rows_(factor: Tensor, rows: Tensor, back: bool) -> None:
+        return None
+
     @torch.library.register_fake("psdrl::posterior_factor")
     def posterior_factor(
-        gram: Tensor, prior_variances: Tensor, noise_variances: Tensor, attempts: int = 16
+        gram: Tensor, prior_variances: Tensor, noise_variances: Tensor, attempts: int = 16, registers: bool = False
     ) -> tuple[Tensor, Tensor, Tensor]:
         groups, k = prior_variances.shape[0], gram.shape[0]
         factors = gram.new_empty(groups, k, k).mT  # column-major, as LAPACK leaves them
         return factors, gram.new_empty(groups), gram.new_empty(groups, dtype=torch.int32)
 
     @torch.library.register_fake("psdrl::posterior_mean")
-    def posterior_mean(factors: Tensor, cross: Tensor, group: Sequence[int], noise_variances: Tensor) -> Tensor:
+    def posterior_mean(
+        factors: Tensor, cross: Tensor, group: Sequence[int], noise_variances: Tensor, registers: bool = False
+    ) -> Tensor:
         return cross.new_empty(cross.shape[1], cross.shape[0])
 
     @torch.library.register_fake("psdrl::posterior_sample")
@@ -73,5 +79,6 @@ def _register_fakes() -> None:
         eps: Tensor | None = None,
         samples: int = 1,
         generator: torch.Generator | None = None,
+        registers: bool = False,
     ) -> Tensor:
         return mean.new_empty(samples if eps is None else eps.shape[0], *mean.shape)

@@ -76,3 +76,10 @@ def posterior_sample(
         for factor, noise in zip(factors, eps.split(list(group), 1), strict=True)
     ]
     return mean + torch.cat(parts, 1)
+
+
+@torch.no_grad()
+def inverse_norm(factor: Tensor) -> Tensor:
+    """|L^-1|^2 = trace (L L^T)^-1 for a lower factor (k, k)."""
+    identity = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
+    return torch.linalg.solve_triangular(factor, identity, upper=False).square().sum()

@@ -23,6 +23,11 @@ def main() -> None:
             mean = ops.posterior_mean(factors, cross, group, variances)
             ops.posterior_sample(factors, mean, group, None, 3, torch.Generator().manual_seed(0))
             assert info.tolist() == [0, 0]
+            factors, _, info = ops.posterior_factor(gram, variances, variances, 16, True)
+            mean = ops.posterior_mean(factors, cross, group, variances, True)
+            ops.posterior_sample(factors, mean, group, None, 3, torch.Generator().manual_seed(0), True)
+            ops.solve_rows_(factors[0, 1:, 1:], torch.eye(k - 1, dtype=torch.float64), False)
+            assert info.tolist() == [0, 0]
     for rows in (1, 6, 7, 40):
         ops.linear_rows(torch.randn(rows, 37), torch.randn(5, 37), torch.randn(5))
         ops.tanh_net_rows(

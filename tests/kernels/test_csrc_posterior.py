@@ -140,6 +140,40 @@ def test_paper_size() -> None:
     assert check_posterior(phi, targets, [8, 1], variances(1e3, 1e3), variances(1.0, 0.1)).tolist() == [0, 0]
 
 
+@pytest.mark.parametrize("k", [1, 7, 127, 128, 129, 300])
+@pytest.mark.parametrize("rows", [1, 5, 24, 61, 400])
+def test_systems_are_solved_in_registers_and_by_lapack(k: int, rows: int) -> None:
+    """The same systems both ways, within the bounds of both: k odd to panels and blocks, rows to strips and vectors."""
+    phi, right = randn(k + 3, k), randn(rows, k, seed=1)
+    ops, one = torch.ops.psdrl, variances(1.0)
+    (factor,), _, info = ops.posterior_factor(phi.T @ phi, one, one, 1, True)
+    (other,), _, _ = ops.posterior_factor(phi.T @ phi, one, one, 1, False)
+    assert info.tolist() == [0]
+    torch.testing.assert_close(factor, other, rtol=1e-9, atol=1e-11)
+    whole = torch.cat([torch.full((rows, 3), torch.nan, dtype=torch.float64), right], 1)
+    solved = whole[:, 3:]  # rows of a larger table
+    for back in (False, True):
+        solved.copy_(right)
+        ops.solve_rows_(factor, solved, back)
+        back_again = solved @ (factor if back else factor.T)
+        within(back_again - right, 2 * gamma(k) * solved.abs() @ (factor if back else factor.T).abs(), f"back {back}")
+    assert whole[:, :3].isnan().all()
+    norms = native.inverse_norm(factor), reference.inverse_norm(other)
+    torch.testing.assert_close(*norms, rtol=1e-9, atol=0)
+
+
+def test_outputs_without_targets_have_the_mean_zero() -> None:
+    phi, targets = randn(30, 12), randn(30, 6, seed=1)
+    targets[:, [0, 2, 5]] = 0
+    gram, cross, noises = phi.T @ phi, phi.T @ targets, variances(0.1, 0.2)
+    factors, _, _ = native.posterior_factor(gram, variances(1.0, 2.0), noises)
+    expected = reference.posterior_mean(factors, cross, [4, 2], noises)
+    for registers in (False, True):
+        mean = torch.ops.psdrl.posterior_mean(factors, cross, [4, 2], noises, registers)
+        torch.testing.assert_close(mean, expected, rtol=1e-9, atol=1e-12)
+        assert (mean[[0, 2, 5]] == 0).all()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_ill_conditioned(kind: str) -> None:
     """With a prior of 1e3 float64 sums need no jitter, even where the data alone are singular."""
@@ -222,7 +256,7 @@ def test_gradients_are_refused() -> None:
     gram, noises = torch.eye(3, dtype=torch.float64), variances(1.0)
     with pytest.raises(RuntimeError, match=r"psdrl::posterior_factor has no gradient"):
         native.posterior_factor(gram.clone().requires_grad_(), noises, noises)
-    with pytest.raises(RuntimeError, match=r"psdrl::gram_accumulate_ has no gradient"):
+    with pytest.raises(RuntimeError, match=r"psdrl::gram_\w+_ has no gradient"):
         native.gram_accumulate_(gram.clone(), gram.clone(), randn(4, 3).requires_grad_(), randn(4, 3))
     with torch.no_grad():
         native.posterior_factor(gram.clone().requires_grad_(), noises, noises)
@@ -242,6 +276,20 @@ def test_gradients_are_refused() -> None:
 def test_wrong_arguments_are_explained(call) -> None:
     with pytest.raises(RuntimeError, match=r"must be|expected|need"):
         call()
+
+
+def test_sums_of_targets_that_are_nearly_all_zero() -> None:
+    """Added up row by row, with and without counts, in two parts."""
+    phi, targets = randn(700, 9), torch.zeros(700, 400, dtype=torch.float64)
+    targets[torch.arange(700), torch.arange(700) % 37] = randn(700, seed=1)
+    times = torch.arange(700) % 4 + 1
+    for counts in (None, times):
+        data = Statistics.empty(9, 400, CPU)
+        for part in (slice(0, 300), slice(300, 700)):
+            data.add(phi[part], targets[part], None if counts is None else counts[part])
+        weights = torch.ones(700, 1, dtype=torch.float64) if counts is None else counts[:, None]
+        torch.testing.assert_close(data.cross, phi.T @ (weights * targets), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(data.lower.tril(), (phi.T @ (weights * phi)).tril(), rtol=1e-12, atol=1e-12)
 
 
 def fitted(rule: str, phi: Tensor, targets: Tensor) -> Posterior:

@@ -1,5 +1,6 @@
 """The fast path against the plain one, phase by phase and over whole updates, from the same state."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,10 +9,11 @@ import torch
 
 from bench import published
 from bench.parity import distance, parameters, run_phase
-from psdrl.agents.psdrl import learning, memory, oracle, planning, rollout
+from psdrl.agents import registry
+from psdrl.agents.psdrl import idle, learning, memory, oracle, planning, rollout
 from psdrl.agents.psdrl.lookahead import Happened
 from psdrl.agents.psdrl.narrow import Narrow
-from psdrl.agents.psdrl.synthetic import debug_agent
+from psdrl.agents.psdrl.synthetic import SPECS, add_episode, agent_of, debug_agent
 from psdrl.runtime.execution import Execution
 from tests.helpers import GRID, GRID_INPUTS, INPUTS, fast_lookahead
 
@@ -170,6 +172,45 @@ def test_states_are_predicted_in_few_sizes(monkeypatch):
         assert distance(tensor, parameters(plain)[name]) < 1e-9, name
     assert len(rows) > 2
     assert all(n in (4, 8, 12) for n in rows)
+
+
+@pytest.mark.parametrize("hidden", [0, 2])
+@pytest.mark.parametrize("networks", [1, 2])
+def test_inputs_that_are_always_zero_are_left_out(hidden, networks, monkeypatch):
+    """Six of 200 one-hot states, then others: V and Adam's numbers are those of the plain path after each update."""
+    value = {"networks": networks, "units": 9, "sweep": "backward", "target_rate": 0.3, "target_every": 2}
+    left_out = []
+    found = idle.Idle.found
+
+    def noted(*args):
+        result = found(*args)
+        left_out.append(0 if result is None else len(result.unused))
+        return result
+
+    monkeypatch.setattr(idle.Idle, "found", noted)
+    agents = []
+    for path in ("plain", "fast"):
+        config = registry.configure(
+            env="synthetic",
+            preset="debug",
+            update_path=path,
+            device="cpu",
+            forward={"recurrent": hidden, "units": 210},
+            value={**value, "iterations": 3},
+            replay={"batch": 20},
+        )
+        agents.append(agent_of(config, replace(SPECS["vector"], shape=(200,)), torch.float64))
+    for states in (range(6), range(3, 60, 10), range(100, 180)):
+        for agent in agents:
+            add_episode(agent.replay, np.random.default_rng(0), 90, pool=np.eye(200, dtype=np.float32)[[*states]])
+            agent.update()
+        plain, fast = agents
+        for name, tensor in parameters(fast).items():
+            assert distance(tensor, parameters(plain)[name]) < 1e-9, name
+        for one, other in zip(*(agent.optimisers["value"].state.values() for agent in agents), strict=True):
+            assert all(distance(other[name], one[name]) < 1e-9 for name in ("step", "exp_avg", "exp_avg_sq"))
+    size = agents[0].models.forward_model.hidden_size
+    assert left_out == [136 + size, 136 + size, 72 + size]
 
 
 def test_equal_transitions_of_a_window_are_merged(monkeypatch):

@@ -7,11 +7,11 @@ import torch
 from psdrl import configure
 from psdrl.agents.psdrl import learning
 from psdrl.agents.psdrl.agent import PsdrlAgent
-from psdrl.agents.psdrl.deduplicate import ROWS, firsts, keys
+from psdrl.agents.psdrl.deduplicate import at_once, firsts, keys
 from psdrl.envs.vector import EnvSpec
 
 
-@pytest.mark.parametrize("count", [0, 1, 50, ROWS + 3])
+@pytest.mark.parametrize("count", [0, 1, 50, at_once(torch.eye(30)) + 3])
 def test_firsts_are_the_first_equal_rows(count):
     """One-hot rows, whose keys are exact, some of a larger table."""
     state = torch.randint(30, (2 * count,), generator=torch.Generator().manual_seed(0))

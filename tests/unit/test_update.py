@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from psdrl.agents.psdrl.agent import PATHS
+from psdrl.agents.psdrl.agent import PATHS, all_finite
 from psdrl.agents.psdrl.synthetic import add_episode
 from tests.helpers import small_agent
 
@@ -44,3 +44,19 @@ def test_an_update_fits_then_draws_then_plans(path: str, algo: str, monkeypatch:
     planned_in = given["train_value"][5]
     assert planned_in is agent.model, "planning and acting are about one model"
     assert torch.equal(planned_in.weight, results["draw"].to(planned_in.weight))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("count", [1, 7, 1000, 100_003])
+def test_one_number_that_is_not_finite_is_found(count: int, dtype: torch.dtype) -> None:
+    x = torch.randn(count, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    assert all_finite(x)
+    for value in (torch.inf, -torch.inf, torch.nan):
+        for place in (0, count // 2, count - 1):
+            y = x.clone()
+            y[place] = value
+            assert not all_finite(y), (value, place)
+
+
+def test_nothing_is_finite() -> None:
+    assert all_finite(torch.empty(0))

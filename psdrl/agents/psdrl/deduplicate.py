@@ -3,15 +3,20 @@
 import torch
 from torch import Tensor
 
-ROWS = 4096  # at a time: nothing as large as the table is copied
+NUMBERS = 2**20  # at a time: copies of rows stay in the cache
 SIZES = 16  # counted rows come in multiples of it: libraries are chosen, by measurement, for every size of a product
+
+
+def at_once(table: Tensor) -> int:
+    """Rows of the table (m, d) to look at together."""
+    return max(1, NUMBERS // max(1, table.shape[1]))
 
 
 def keys(table: Tensor, rows: Tensor) -> Tensor:
     """A number (n,) for each of these rows (n,) of the table (m, d), by a random projection."""
     generator = torch.Generator(table.device).manual_seed(0)
     direction = torch.rand(table.shape[1], dtype=table.dtype, device=table.device, generator=generator)
-    return torch.cat([table[part] @ direction for part in rows.split(ROWS)])
+    return torch.cat([table[part] @ direction for part in rows.split(at_once(table))])
 
 
 @torch.no_grad()
@@ -23,7 +28,7 @@ def firsts(table: Tensor, rows: Tensor) -> Tensor:
     values, group = keys(table, rows).unique(return_inverse=True)
     own = torch.arange(len(rows), device=rows.device)
     first = own.new_full(values.shape, len(rows)).scatter_reduce(0, group, own, "amin")[group]
-    pairs = zip(rows[first].split(ROWS), rows.split(ROWS), strict=True)
+    pairs = zip(rows[first].split(at_once(table)), rows.split(at_once(table)), strict=True)
     equal = torch.cat([(table[a] == table[b]).all(1) for a, b in pairs])
     return torch.where(equal, first, own)
 

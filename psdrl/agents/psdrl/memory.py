@@ -1,5 +1,6 @@
 """What a world model's memory means for the stored states: which hidden states they have, which need predictions."""
 
+import weakref
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -132,6 +133,13 @@ def _versions(model: "WorldModel") -> tuple[int, ...]:
     return tuple(parameter._version for parameter in model.gru.parameters())
 
 
+class Numbered(NamedTuple):
+    """Which stored states are equal."""
+
+    latents: "weakref.ref[Tensor]"  # the table itself: every update makes a new one
+    state: Tensor  # (slots,) the slot of the first that is equal
+
+
 class Memoryless(Memory):
     """h stays zero (`--forward.recurrent 0`): equal states have equal predictions."""
 
@@ -140,12 +148,14 @@ class Memoryless(Memory):
         gru.requires_grad_(False)
         for parameter in gru.parameters():  # 0.5 tanh(0) + 0.5 h: h stays zero
             parameter.zero_()
+        self._numbered = list[Numbered]()  # by the last posterior, for planning
 
     def transitions(self, model: "WorldModel", replay: Replay, latents: Tensor, rows: int) -> Iterator[Transitions]:
         """The stored transitions that differ: of 15,000 in 500 episodes of DeepSea-30 at most 930."""
         stored, slots = replay.stored_slots(), replay.transition_slots()
-        state = stored.new_zeros(replay.num_slots)  # its number: equal states have the same
-        state[stored] = firsts(latents, stored)
+        state = stored.new_zeros(replay.num_slots)  # the slot of the first one that is equal
+        state[stored] = stored[firsts(latents, stored)]
+        self._numbered = [Numbered(weakref.ref(latents), state)]
         following = state[(slots + 1) % replay.num_slots]
         columns = torch.stack([state[slots], replay.actions[slots], following], 1).double()
         columns = torch.cat([columns, replay.rewards[slots, None].double()], 1)
@@ -166,5 +176,8 @@ class Memoryless(Memory):
         return slots % replay.num_slots, model.no_hidden(len(slots))
 
     def distinct(self, latents: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+        for numbered in self._numbered:
+            if numbered.latents() is latents:
+                return numbered.state[slots].unique(return_inverse=True)
         kept, place = firsts(latents, slots).unique(return_inverse=True)
         return slots[kept], place

@@ -34,6 +34,14 @@ class TanhNet(nn.Module):
         widths = [inputs] + [units] * (layers - 1) + [1]
         self.layers = nn.ModuleList(nn.Linear(i, o) for i, o in pairwise(widths))
 
+    @classmethod
+    def of(cls, layers: list[nn.Linear]) -> "TanhNet":
+        """Of these layers, the output layer last."""
+        network = cls.__new__(cls)
+        nn.Module.__init__(network)
+        network.layers = nn.ModuleList(layers)
+        return network
+
     def linear_layers(self) -> list[nn.Linear]:
         """The layers, the output layer last."""
         return cast(list[nn.Linear], list(self.layers))

@@ -11,8 +11,10 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from psdrl.agents.psdrl import descent
+from psdrl.agents.psdrl.idle import Idle
 from psdrl.agents.psdrl.learning import Losses, Optimisers, Sampler
 from psdrl.agents.psdrl.lookahead import Happened, Predictions, predict
 from psdrl.agents.psdrl.models import Models
@@ -24,8 +26,10 @@ from psdrl.agents.psdrl.world_model import SampledModel
 from psdrl.kernels.linear_tanh import linear, linear_tanh
 from psdrl.kernels.linear_tanh.aten import product
 from psdrl.kernels.tanh_net_steps import possible, serves, tanh_net_steps_
-from psdrl.replay.episodes import Replay
+from psdrl.replay.episodes import Batch, Replay
 from psdrl.runtime.execution import EAGER, Execution, optimiser_state
+
+ROWS = 512  # states at a time that are looked at for zeros
 
 
 @torch.no_grad()
@@ -64,7 +68,18 @@ def in_one_call(value: MinEnsemble, optimiser: torch.optim.Optimizer, states: Te
     if not possible(states, optimiser):
         return False
     one = value.networks()[0]
-    return serves(states, list(value.parameters()), len(value), lambda: value_gradient(one, states[0], targets[0]))
+    return serves(states, value.tensors(), len(value), lambda: value_gradient(one, states[0], targets[0]))
+
+
+def idle_inputs(models: Models, optimiser: torch.optim.Optimizer, latents: Tensor, batches: list[Batch]) -> Idle | None:
+    """The inputs of V that planning from these batches can do without, if there are enough of them."""
+    hidden = models.forward_model.hidden_size
+    if not batches or latents.shape[1] + hidden <= models.value.units:
+        return None
+    drawn = torch.cat([batch.slots[:, :-1].flatten() for batch in batches]).unique()
+    slots, _ = models.forward_model.memory.distinct(latents, drawn)
+    used = torch.stack([latents[part].ne(0).any(0) for part in slots.split(ROWS)]).any(0)
+    return Idle.found(models.value, models.target, optimiser, F.pad(used, (0, hidden), value=True))
 
 
 def whole_sweep(blocks: Iterator[Block], length: int) -> list[Block]:
@@ -87,7 +102,8 @@ def train_value(
     execution: Execution = EAGER,
 ) -> Losses:
     """Line 12: per iteration one sweep through a batch, one gradient step per time step."""
-    forward_model, value, optimiser = models.forward_model, models.value, optimisers["value"]
+    forward_model, value, target = models.forward_model, models.value, models.target
+    optimiser = optimisers["value"]
     predict_all, one_pass = execution.compiled(predict), descent.in_one_pass(execution.device)
     targets_of, gradient = execution.compiled(planned_returns), execution.compiled(value_gradient)
 
@@ -96,13 +112,20 @@ def train_value(
     plain = execution.plain and not config.value.hindsight
     narrow = forward_model.narrow(model, rows) if plain else None
     width = latents.shape[1] + forward_model.hidden_size if narrow is None else narrow.code.shape[1]
+    batches = [sample() for _ in range(config.planning_iterations)]
+    idle = idle_inputs(models, optimiser, latents, batches) if plain and narrow is None else None
+    if idle is not None:
+        value, target, optimiser, width = idle.value, idle.target, idle.optimiser, idle.width
 
     def planned(predictions: Predictions, states: Tensor) -> Tensor:
         """The targets (n B,) from states (n, B, Z + H)."""
-        if narrow is None:
-            return targets_of(predictions, models.target)
-        values = narrow.values(models.target, predictions, states.flatten(0, 1)[:, : latents.shape[1]])
-        return models.target.planned(predictions.rewards, predictions.omega, values)
+        if idle is not None:
+            values = idle.values(predictions)
+        elif narrow is not None:
+            values = narrow.values(target, predictions, states.flatten(0, 1)[:, : latents.shape[1]])
+        else:
+            return targets_of(predictions, target)
+        return target.planned(predictions.rewards, predictions.omega, values)
 
     @torch.no_grad()
     def ahead(latents_hidden: Tensor, rewards: Tensor, omega: Tensor, states: Tensor) -> tuple[Tensor]:
@@ -116,7 +139,7 @@ def train_value(
         losses = []
         with execution.autocast():
             if execution.plain and in_one_call(value, optimiser, states, targets):
-                return (tanh_net_steps_(states, targets, optimiser, list(value.parameters()), len(value)).flatten(),)
+                return (tanh_net_steps_(states, targets, optimiser, value.tensors(), len(value)).flatten(),)
             for x, target in zip(states, targets, strict=True):
                 found = value.each(partial(gradient, one_pass=one_pass), x, target)
                 losses += [loss for loss, _ in found]
@@ -131,29 +154,33 @@ def train_value(
         if narrow is not None:
             return narrow.predict(models.termination, z, hidden)
         with execution.autocast():
-            return predict_all(forward_model.fold(model), models.termination, z, hidden, happened)
+            predictions = predict_all(forward_model.fold(model), models.termination, z, hidden, happened)
+        return predictions if idle is None else idle.of(predictions)
 
     run = execution.kept("value", steps, lambda: optimiser_state(value, optimiser))
     look = execution.kept("ahead", ahead)
     step = execution.kept("learn", learn, lambda: optimiser_state(value, optimiser))
     scan = execution.kept("scan", lambda inputs, hidden: (forward_model.scan(inputs, hidden),))
     losses: list[Tensor] = []
-    batches = [sample() for _ in range(config.planning_iterations)]
     how = (execution, block, width)
     rollout = Rollout(foresee, scan, forward_model, latents, replay, config.value.hindsight, *how)
+    if idle is not None:
+        rollout = rollout._replace(inputs=idle.inputs)
     with torch.no_grad():
         blocks = rollout.blocks(batches, config)
         for batch in batches if config.value.trace else ():
             sweep = whole_sweep(blocks, batch.actions.shape[1])
-            value.update_target(models.target)
+            value.update_target(target)
             found = [look(*predictions, states)[0] for _, states, predictions in sweep]
             targets = value.traced(torch.cat(found), batch.rewards.T, batch.terminated.T)
             for first, states, _ in sweep:
                 if first % block == 0 and first:
-                    value.update_target(models.target)
+                    value.update_target(target)
                 losses += step(states, targets[first : first + len(states)])
         for first, states, predictions in blocks:  # all of them, without traces
             if first % block == 0:
-                value.update_target(models.target)
+                value.update_target(target)
             losses += run(*predictions, states)
+    if idle is not None:
+        idle.give_back(models.value, models.target, optimisers["value"])
     return {"value": torch.cat(losses).mean()} if losses else {}

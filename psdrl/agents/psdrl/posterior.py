@@ -10,9 +10,8 @@ from torch import Tensor
 from psdrl.agents.psdrl.regression import Statistics
 from psdrl.agents.psdrl.settings import PsdrlConfig
 from psdrl.errors import Diverged
-from psdrl.kernels.posterior import posterior_mean, posterior_sample
+from psdrl.kernels.posterior import inverse_norm, posterior_mean, posterior_sample
 
-PANEL = 256  # columns of an inverse solved at a time: the rows above them are zero and are left out
 RELEASED_RIDGE, RELEASED_SCALE = 100.0, 1e-3  # of rule `released` [released]
 
 Metrics = dict[str, float | Tensor]
@@ -34,16 +33,6 @@ def check(info: Tensor) -> None:
         raise Diverged("posterior", "the precision matrix is not finite")
     if any(codes):
         raise Diverged("posterior", f"the precision matrix is indefinite (minors {codes})")
-
-
-def inverse_norm(factor: Tensor) -> Tensor:
-    """|L^-1|^2 = trace (L L^T)^-1 for a lower factor (k, k), panel by panel: a third of the work of a full solve."""
-    identity = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
-    panels = [
-        torch.linalg.solve_triangular(factor[j:, j:], identity[j:, j : j + PANEL], upper=False).square().sum()
-        for j in range(0, len(factor), PANEL)
-    ]
-    return torch.stack(panels).sum()
 
 
 class Posterior:

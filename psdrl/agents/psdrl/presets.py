@@ -183,9 +183,11 @@ def _control(base: PsdrlConfig) -> PsdrlConfig:
 def _deepsea(base: PsdrlConfig) -> PsdrlConfig:
     """DeepSea of size N: the reward is exact and must be found by deep exploration. [measured: results/deepsea]"""
     size = deepsea_size(base.env) or 10
+    image = (base.env or "").endswith("-image")
     noise = 0.1 / size**2  # a path adds up N draws
     return replace(
         _small(base),
+        standardise=image,  # codes shrink while the autoencoder learns, and V cannot tell them apart
         autoencoder=AutoencoderConfig(channels=(16, 32), latent=64, learning_rate=2e-3, iterations=1),
         forward=ForwardConfig(
             layers=3,
@@ -200,7 +202,8 @@ def _deepsea(base: PsdrlConfig) -> PsdrlConfig:
             layers=3,
             units=128,
             learning_rate=1e-3,
-            iterations=max(1, size // 2),  # V has to follow each draw over N steps
+            # V has to follow each draw over N steps; of images it learns more slowly: a step for one state moves all.
+            iterations=3 * size // 2 if image else max(1, size // 2),
             target_every=1,
             sweep="backward",  # against time half as many sweeps suffice
         ),

@@ -52,6 +52,7 @@ class Rollout(NamedTuple):
     execution: Execution
     block: int  # steps for which V' is constant
     width: int  # numbers that a prediction has
+    inputs: Tensor | None = None  # of V, if not all of them, see `idle`
 
     @property
     def most(self) -> int:
@@ -102,6 +103,7 @@ class Rollout(NamedTuple):
         slots = torch.cat([slots, slots[-1:].expand(-len(slots) % min(UNIT, self.most))])  # the last one again
         z, hidden = self.latents[slots], hidden_states[slots]
         states = torch.cat([z, hidden], 1)
+        states = states if self.inputs is None else states[:, self.inputs]
         size = self.model.num_actions * self.width * states.itemsize * len(slots)
         if size > TABLE_BYTES and len(batches) > 1:
             half = len(batches) // 2

@@ -1,6 +1,7 @@
 """The value network and its target (Eq. 5 to 7), with what this implementation adds: several networks of which the
 minimum counts, a share of random actions in the targets, averaged target networks."""
 
+import copy
 from collections.abc import Callable, Iterable
 from typing import TypeVar, cast
 
@@ -21,7 +22,19 @@ class MinEnsemble(nn.ModuleList):
     def __init__(self, inputs: int, config: ValueConfig) -> None:
         super().__init__(TanhNet(inputs, config.units, config.layers) for _ in range(config.networks))
         self.discount, self.lookahead = config.discount, config.lookahead
+        self.units = config.networks * config.units  # that see the inputs
         self._share, self._rate, self.trace = config.random_share, config.target_rate, config.trace
+
+    def of(self, networks: list[TanhNet]) -> "MinEnsemble":
+        """The same of other networks."""
+        ensemble = copy.copy(self)
+        ensemble._modules = {str(i): network for i, network in enumerate(networks)}
+        return ensemble
+
+    def tensors(self) -> list[Tensor]:
+        """The parameters, in their order; `parameters()` takes 70 us, a seventh of a small network's step."""
+        layers = (layer for network in self.networks() for layer in network.linear_layers())
+        return [p for layer in layers for p in (layer.weight, layer.bias)]
 
     def networks(self) -> list[TanhNet]:
         """The networks."""
@@ -74,12 +87,12 @@ class MinEnsemble(nn.ModuleList):
         return greedy_action(rewards, omega, values, self.discount, THRESHOLD, tie_noise)
 
     @torch.no_grad()
-    def update_target(self, target: nn.Module) -> None:
+    def update_target(self, target: "MinEnsemble") -> None:
         """psi' <- psi' + rate (psi - psi')."""
         if self._rate == 1:
-            copy_parameters(self, target)
+            torch._foreach_copy_(target.tensors(), self.tensors())
         else:
-            torch._foreach_lerp_(_parameters(target), _parameters(self), self._rate)
+            torch._foreach_lerp_(target.tensors(), self.tensors(), self._rate)
 
     def acting(self, target: "MinEnsemble") -> "MinEnsemble":
         """The networks that act: these, or the average of their past that the target is."""
