@@ -89,6 +89,18 @@ CASES: dict[str, dict[str, Any]] = {
         "forward": {"units": 3, "recurrent": 2, "features": "tanh"},
         "value": {"sweep": "episode", "networks": 2, "random_share": 0.3, "target_rate": 0.5, "layers": 2},
     },
+    "narrow-in-hindsight": {
+        "kind": "vector",
+        "actions": 3,
+        "forward": {"units": 3, "recurrent": 2, **INPUTS},
+        "value": {"sweep": "episode", "networks": 2, "hindsight": True, "trace": 0.8, "iterations": 2},
+    },
+    "narrow-in-hindsight-from-zero": {
+        "kind": "vector",
+        "chunk_rows": 7,
+        "forward": {"units": 3, "recurrent": 2, "features": "tanh"},
+        "value": {"hindsight": True},
+    },
     "no-memory": {"kind": "vector", "different": 4, "forward": {"recurrent": 0}},
     "no-memory-overwritten": {
         "kind": "vector",
@@ -326,7 +338,7 @@ def test_a_new_sample_is_folded_anew():
     assert not torch.equal(first.output, second.output)
 
 
-@pytest.mark.parametrize("case", ["narrow", "narrow-without-inputs"])
+@pytest.mark.parametrize("case", [name for name in CASES if name.startswith("narrow")])
 def test_narrow_predictions_serve_where_they_are_narrower(case, monkeypatch):
     asked, values = [], Narrow.values
 

@@ -110,8 +110,8 @@ def train_value(
     block = config.value.target_every
     rows = config.replay.batch * block * forward_model.num_actions
     plain = execution.plain and not config.value.hindsight
-    narrow = forward_model.narrow(model, rows) if plain else None
-    width = latents.shape[1] + forward_model.hidden_size if narrow is None else narrow.code.shape[1]
+    narrow = forward_model.narrow(model, rows) if execution.plain else None
+    width = latents.shape[1] + forward_model.hidden_size if narrow is None else narrow.width(config.value.hindsight)
     batches = [sample() for _ in range(config.planning_iterations)]
     idle = idle_inputs(models, optimiser, latents, batches) if plain and narrow is None else None
     if idle is not None:
@@ -152,7 +152,7 @@ def train_value(
     @torch.no_grad()
     def foresee(z: Tensor, hidden: Tensor, happened: Happened | None) -> Predictions:
         if narrow is not None:
-            return narrow.predict(models.termination, z, hidden)
+            return narrow.predict(models.termination, z, hidden, happened)
         with execution.autocast():
             predictions = predict_all(forward_model.fold(model), models.termination, z, hidden, happened)
         return predictions if idle is None else idle.of(predictions)
