@@ -71,5 +71,6 @@ print([(case.precision, case.tile, case.options) for case in aot.cases(80) if ca
 def test_operations_of_the_posterior_are_those_that_the_extension_defines() -> None:
     written = (ROOT / "csrc" / "module.cpp").read_text()
     oracles = [name for name, f in vars(reference).items() if getattr(f, "__module__", "") == reference.__name__]
+    oracles.remove("inverse_norm")  # made of others, in registers.py
     assert native.operations() == sorted(oracles)
     assert all(f"{name}(" in written for name in oracles)

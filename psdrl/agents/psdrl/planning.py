@@ -158,8 +158,9 @@ def train_value(
         return predictions if idle is None else idle.of(predictions)
 
     run = execution.kept("value", steps, lambda: optimiser_state(value, optimiser))
-    look = execution.kept("ahead", ahead)
-    step = execution.kept("learn", learn, lambda: optimiser_state(value, optimiser))
+    if config.value.trace:
+        look = execution.kept("ahead", ahead)
+        step = execution.kept("learn", learn, lambda: optimiser_state(value, optimiser))
     scan = execution.kept("scan", lambda inputs, hidden: (forward_model.scan(inputs, hidden),))
     losses: list[Tensor] = []
     how = (execution, block, width)

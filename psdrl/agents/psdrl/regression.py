@@ -13,6 +13,11 @@ COUNTED = 512  # counted rows that a CPU weights at once: their copies are not m
 SQUARED = 256  # rows that a CPU squares at once: their float64 copies stay in its cache, a fifth of the time
 
 
+def sparse(targets: Tensor) -> bool:
+    """Whether nearly all targets are zero. It reads them, for which a GPU would have to be waited for."""
+    return bool(targets.numel() > SPARSE * targets.count_nonzero())
+
+
 class Statistics:
     """All that Eq. 4 needs of the replay buffer: sums over its N transitions, in float64.
 
@@ -54,7 +59,7 @@ class Statistics:
     def add(self, features: Any, targets: Tensor, times: Tensor | None = None) -> None:
         """Add rows of features (n, k) and targets (n, Z + 1); `times` (n,): how often each occurs."""
         count, cpu = max(1, len(targets)), targets.is_cpu
-        few = cpu and targets.numel() > SPARSE * targets.count_nonzero()
+        few = cpu and sparse(targets)
         if few:
             self._add_nonzero(features, targets, times)
         cross = self.cross.new_empty(len(self.lower), 0) if few else self.cross
