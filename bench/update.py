@@ -39,7 +39,11 @@ class Options:
     """Another checkout of this project, with its extension built."""
 
 
-def serve(preset: str, actions: int, transitions: int) -> None:
+# What presets have gained since the baseline, taken away here when there is one: both do the same work.
+SINCE: dict[str, Any] = {"value": {"hindsight": False, "trace": 0.0}}
+
+
+def serve(preset: str, actions: int, transitions: int, settings: dict[str, Any]) -> None:
     """One update for each line of standard input; its phases' seconds as JSON. Knows only what all versions have."""
     import torch
 
@@ -47,7 +51,7 @@ def serve(preset: str, actions: int, transitions: int) -> None:
 
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     time.perf_counter = clock  # which the phases' marks read
-    agent = make_agent(preset, actions, transitions)
+    agent = make_agent(preset, actions, transitions, **settings)
     print(json.dumps({"ready": torch.get_num_threads()}), flush=True)
     for _ in sys.stdin:
         start = clock()
@@ -61,7 +65,8 @@ class Worker:
     """A process that updates an agent of the checkout at `path`."""
 
     def __init__(self, path: Path, options: Options) -> None:
-        arguments = (options.preset, options.actions, options.transitions)
+        settings = SINCE if options.baseline and path == HERE else {}
+        arguments = (options.preset, options.actions, options.transitions, settings)
         code = f"import runpy; runpy.run_path({str(Path(__file__).resolve())!r})['serve']{arguments!r}"
         environment = os.environ | {"OMP_NUM_THREADS": str(options.threads), "PYTHONPATH": str(path)}
         environment.pop("THP_MEM_ALLOC_ENABLE", None)  # this process has it from psdrl; a version that wants it sets it
