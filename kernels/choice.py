@@ -26,7 +26,7 @@ from psdrl.kernels.extension import fingerprint, instruction_set
 log = logging.getLogger("psdrl.kernels")
 Candidates = Mapping[str, Callable[[], object]]
 GAIN = 1.05  # how much faster than ATen another must be: less is within the noise of a measurement
-SECONDS, ROUNDS = 0.004, 5  # spent on each candidate at least, and calls of it
+SECONDS, ROUNDS = 0.004, 5  # spent on each candidate at least in the mean, and calls of it
 EXACT_ROWS = 16  # up to here each number of rows is a class of its own, above that its power of two
 
 
@@ -56,15 +56,19 @@ def shape_class(*tensors: Tensor) -> str:
 
 def best_times(candidates: Candidates) -> dict[str, float]:
     """Shortest time of each candidate, over at least five rounds in which all are called in turn: what else the machine
-    does meets them all alike."""
+    does meets them all alike. Rounds end by the time of all together: a slow one is not called until a fast one has
+    had its share."""
     for call in candidates.values():
         call()
     times: dict[str, list[float]] = {name: [] for name in candidates}
-    while not all(len(t) >= ROUNDS and sum(t) > SECONDS for t in times.values()):
+    rounds, spent = 0, 0.0
+    while rounds < ROUNDS or spent < SECONDS * len(times):
         for name, call in candidates.items():
             start = time.perf_counter()
             call()
             times[name].append(time.perf_counter() - start)
+            spent += times[name][-1]
+        rounds += 1
     return {name: min(t) for name, t in times.items()}
 
 

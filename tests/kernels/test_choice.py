@@ -97,6 +97,18 @@ def test_what_else_the_machine_does_meets_all_candidates_alike():
     assert choice.fastest({"csrc": disturbed(1e-3), "aten": disturbed(1e-2)}) == "csrc"
 
 
+def test_a_slow_candidate_is_called_a_few_times_only():
+    calls = []
+
+    def ten_milliseconds():
+        calls.append(1)
+        slow(1e-2)()
+
+    times = choice.best_times({"csrc": slow(0), "aten": ten_milliseconds})
+    assert times["csrc"] < times["aten"]
+    assert len(calls) == 1 + choice.ROUNDS
+
+
 def test_a_candidate_may_choose_in_its_turn(choices):
     inner = {"csrc": slow(1e-5), "aten": slow(1e-3)}
     outer = {"aten": lambda: choices.choose("inner", inner), "csrc": slow(1e-2)}
