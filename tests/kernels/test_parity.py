@@ -146,8 +146,8 @@ def test_updates_agree_in_float64(case):
             assert fast_metrics[name] == pytest.approx(value, rel=1e-7, abs=1e-12), name
 
 
-@pytest.mark.parametrize("table", [2**29, 10_000, 1], ids=["all batches", "some batches", "one batch"])
-def test_each_state_is_predicted_once_as_far_as_memory_goes(table, monkeypatch):
+def updated_counting_predictions(monkeypatch):
+    """The agent of the fast path after an update that the plain one confirms, and the states of each prediction."""
     case: dict[str, Any] = {"value": {"sweep": "episode", "iterations": 5, "target_every": 3}, "chunk_rows": 40}
     plain, fast = debug_agent("plain", torch.float64, **case), debug_agent("fast", torch.float64, **case)
     rows, predict = [], planning.predict
@@ -156,12 +156,18 @@ def test_each_state_is_predicted_once_as_far_as_memory_goes(table, monkeypatch):
         rows.append(len(args[2]))
         return predict(*args)
 
-    monkeypatch.setattr(rollout, "TABLE_BYTES", table)
-    monkeypatch.setattr(rollout, "UNIT", 1)
     monkeypatch.setattr(planning, "predict", counted)
     plain.update(), fast.update()
     for name, tensor in parameters(fast).items():
         assert distance(tensor, parameters(plain)[name]) < 1e-9, name
+    return fast, rows
+
+
+@pytest.mark.parametrize("table", [2**29, 10_000, 1], ids=["all batches", "some batches", "one batch"])
+def test_each_state_is_predicted_once_as_far_as_memory_goes(table, monkeypatch):
+    monkeypatch.setattr(rollout, "TABLE_BYTES", table)
+    monkeypatch.setattr(rollout, "UNIT", 1)
+    fast, rows = updated_counting_predictions(monkeypatch)
     drawn, stored = 5 * 4 * 9, fast.replay.transitions
     assert stored / 2 < sum(rows) <= stored if table == 2**29 else stored < sum(rows) < drawn
     assert max(rows) <= 40 // 3
@@ -169,19 +175,8 @@ def test_each_state_is_predicted_once_as_far_as_memory_goes(table, monkeypatch):
 
 def test_states_are_predicted_in_few_sizes(monkeypatch):
     """For every other number of rows oneDNN would make code, and keep it."""
-    case: dict[str, Any] = {"value": {"sweep": "episode", "iterations": 5, "target_every": 3}, "chunk_rows": 40}
-    plain, fast = debug_agent("plain", torch.float64, **case), debug_agent("fast", torch.float64, **case)
-    rows, predict = [], planning.predict
-
-    def counted(*args):
-        rows.append(len(args[2]))
-        return predict(*args)
-
     monkeypatch.setattr(rollout, "UNIT", 4)
-    monkeypatch.setattr(planning, "predict", counted)
-    plain.update(), fast.update()
-    for name, tensor in parameters(fast).items():
-        assert distance(tensor, parameters(plain)[name]) < 1e-9, name
+    _, rows = updated_counting_predictions(monkeypatch)
     assert len(rows) > 2
     assert all(n in (4, 8, 12) for n in rows)
 

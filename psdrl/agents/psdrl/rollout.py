@@ -16,9 +16,7 @@ from psdrl.runtime.execution import Execution
 from psdrl.runtime.graphs import Step
 
 TABLE_BYTES = 2**29  # of predictions that are kept for several batches
-UNIT = (
-    64  # states are predicted in multiples of so many: oneDNN makes and keeps code for every other number, 0.5 MB each
-)
+UNIT = 64  # states are predicted in multiples: oneDNN makes and keeps code for every other number of rows, 0.5 MB each
 
 
 def stretches(length: int, block: int, most: int) -> Iterator[range]:
