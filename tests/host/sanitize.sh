@@ -17,8 +17,8 @@ import sysconfig, torch.utils.cpp_extension as e
 print(' '.join('-isystem ' + p for p in [*e.include_paths(), sysconfig.get_paths()['include']]))")
 LIBRARIES=$("$PYTHON" -c "import torch.utils.cpp_extension as e; print(e.library_paths()[0])")
 SUFFIX=$("$PYTHON" -c "import sysconfig; print(sysconfig.get_config_var('EXT_SUFFIX'))")
-for name in module isa linear_rows bias_tanh gru_actions tanh_net_steps encode gram gram_registers posterior; do
-  c++ $FLAGS -fPIC $INCLUDES -c "csrc/$name.cpp" -o "$OUT/$name.o"
+for source in csrc/*.cpp; do
+  c++ $FLAGS -fPIC $INCLUDES -c "$source" -o "$OUT/$(basename "$source" .cpp).o"
 done
 c++ $FLAGS -shared -o "$OUT/psdrl/_C$SUFFIX" "$OUT"/*.o -L"$LIBRARIES" -lc10 -ltorch -ltorch_cpu
 
