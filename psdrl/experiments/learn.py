@@ -1,25 +1,27 @@
 """Does it learn? `python -m psdrl.experiments.learn deepsea-10 --seeds 0 1 2 3 4 --methods psdrl released`.
 
 Each case (environment, method, seed) is one training run and one line of results/SUITE/METHOD.jsonl.gz
-(`psdrl/run/records.py`); what is stored already is not run again. While a run is under way its result so far is in a
-hidden file of the results directory. Without environments: the ladder of `make learn`."""
+(`psdrl/run/records.py`); what is stored already is not run again. A run that is under way has a run directory in
+RESULTS/.runs, with a checkpoint every ten minutes and when it is interrupted: the same command goes on with it. Without
+environments: the ladder of `make learn`."""
 
 import argparse
 import platform
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 
-from psdrl.agents.registry import make_agent
+from psdrl.api import Agent
 from psdrl.arguments import parse_train
 from psdrl.config import Config
 from psdrl.envs import make_env
@@ -28,14 +30,13 @@ from psdrl.envs.deepsea import deepsea_size, solved_after
 from psdrl.errors import UserError
 from psdrl.run import records
 from psdrl.run.callbacks import Scalars
-from psdrl.run.loop import train
 from psdrl.run.records import Run
+from psdrl.run.train import Stop
 from psdrl.sweep.schedule import Local, Schedule, Task
 from psdrl.sweep.worker import Job
 
 RESULTS = Path("results")
-SAVE_EVERY = 180.0  # seconds between two writes of an unfinished run, which take milliseconds
-FLAGS = ["--eval-every", "0", "--checkpoint-every", "0", "--device", "cpu"]  # they change nothing that is learned
+FLAGS = shlex.split("--eval-every 0 --checkpoint-every 0 --device cpu")  # they change nothing that is learned
 
 # MinAtar with features of the whole state and single frames, as Breakout had them before one preset served all games.
 WHOLE_STATE = shlex.split(
@@ -112,26 +113,44 @@ class Case:
 
 
 class Trace(Scalars):
-    """Keeps returns, when they came, and a few numbers of each update; saves them every few minutes."""
+    """Keeps returns, when they came, a few numbers of each update, and what the run has taken."""
 
-    def __init__(self, env: str, save: Callable[[int], None]) -> None:
+    def __init__(self, env: str) -> None:
         self.treasure = deepsea_size(env) is not None
-        self.returns: list[float] = []
-        self.ends: list[int] = []
-        self.updates: list[dict[str, float]] = []
-        self.save = save
-        self.begun = self.saved = time.perf_counter()
+        self.kept: dict[str, Any] = {"returns": [], "ends": [], "updates": [], "commit": commit()}
+        self.before = (0.0, 0.0)  # seconds, and those of the CPU, until this process took over
+        self.begun = self._clock()
 
     def scalars(self, step: int, values: dict[str, float]) -> None:
         if "train/return" in values:
             self.returns.append(round(values["train/return"], 4))
-            self.ends.append(step)
+            self.kept["ends"].append(step)
         elif any(name.startswith("loss/") for name in values):  # an update's report
-            kept = {k: v for k, v in values.items() if k.startswith(("posterior/", "loss/", "time/"))}
-            self.updates.append({"step": step} | kept)
-        if time.perf_counter() - self.saved > SAVE_EVERY:
-            self.save(step)
-            self.saved = time.perf_counter()
+            found = {k: v for k, v in values.items() if k.startswith(("posterior/", "loss/", "time/"))}
+            self.kept["updates"].append({"step": step} | found)
+
+    @property
+    def returns(self) -> list[float]:
+        """Of all episodes."""
+        returns: list[float] = self.kept["returns"]
+        return returns
+
+    @staticmethod
+    def _clock() -> tuple[float, float]:
+        return time.perf_counter(), time.process_time()
+
+    def seconds(self) -> tuple[float, float]:
+        """Taken, and those of the CPU, in all processes that were at work on this run."""
+        parts = zip(self.before, self._clock(), self.begun, strict=True)
+        wall, cpu = (before + now - begun for before, now, begun in parts)
+        return wall, cpu
+
+    def state(self) -> dict[str, Any]:
+        return {"kept": self.kept, "seconds": list(self.seconds())}
+
+    def resume(self, state: dict[str, Any]) -> None:
+        self.kept, (wall, cpu) = state["kept"], state["seconds"]
+        self.before, self.begun = (wall, cpu), self._clock()
 
     def solved(self) -> int | None:
         """Episodes until DeepSea counts as solved."""
@@ -168,54 +187,57 @@ def commit(file: Path = Path(__file__)) -> str | None:
         return None
 
 
-def run(case: Case, results: Path) -> Run:
-    """Train in this process, without evaluations and checkpoints; the last partial result stays for the caller."""
-    config, source = case.config(), commit()  # the commit of the start: the tree may change meanwhile
-
-    def so_far(step: int) -> Run:
-        return Run(
-            env=case.env,
-            method=case.method,
-            seed=case.seed,
-            budget=config.steps,
-            steps=step,
-            solved=trace.solved() if trace.treasure else None,
-            commit=source,
-            added_in=None,
-            note=None,
-            command=f"python -m psdrl.train {shlex.join(case.arguments)}",
-            preset=config.preset,
-            settings=records.flat(config.to_dict()),
-            machine=machine(),
-            torch=torch.__version__,
-            minutes=round((time.perf_counter() - trace.begun) / 60, 2),
-            cpu_minutes=round(time.process_time() / 60, 2),
-            returns=trace.returns,
-            ends=trace.ends,
-            updates=records.columns(trace.updates),
-        )
-
-    def save(step: int) -> None:
-        unfinished = so_far(step)
-        records.write(records.partial(results, unfinished), [unfinished])
-
+def run(case: Case, logdir: Path) -> Run | None:
+    """Train in this process, on from what logdir holds; None: interrupted, and saved there."""
+    config = replace(case.config(), logdir=logdir, checkpoint_minutes=10.0, checkpoint_keep=1)
     env = make_env(config)
-    agent, trace = make_agent(config, env.spec), Trace(case.env, save)
-    train(agent, env, trace, trace.done)
+    agent, trace = Agent(config, env.spec), Trace(case.env)
+    with Stop(Console(stderr=True)) as stop:
+        agent.train(env, trace, lambda: stop() or trace.done())
     env.close()
-    save(agent.step)
-    return so_far(agent.step)
+    if stop.asked:
+        return None
+    source = commit()
+    minutes, cpu_minutes = (round(seconds / 60, 2) for seconds in trace.seconds())
+    return Run(
+        env=case.env,
+        method=case.method,
+        seed=case.seed,
+        budget=config.steps,
+        steps=agent.step,
+        solved=trace.solved() if trace.treasure else None,
+        commit=trace.kept["commit"],  # of the start
+        added_in=None,
+        note=None if source == trace.kept["commit"] else f"gone on with at {source}",
+        command=f"python -m psdrl.train {shlex.join(case.arguments)}",
+        preset=config.preset,
+        settings=records.flat(case.config().to_dict()),
+        machine=machine(),
+        torch=torch.__version__,
+        minutes=minutes,
+        cpu_minutes=cpu_minutes,
+        returns=trace.returns,
+        ends=trace.kept["ends"],
+        updates=records.columns(trace.kept["updates"]),
+    )
 
 
-def store(case: Case, results: Path, replace: bool) -> None:
-    """Run one case and store it; until it is stored, the hidden file has it."""
-    finished = run(case, results)
-    kept = records.partial(results, finished)
+def under_way(case: Case, results: Path) -> Path:
+    """The run directory of a case until it is stored."""
+    return results / ".runs" / f"{case.env.replace('/', '-')}.{case.method}.seed{case.seed}.{case.config().steps}"
+
+
+def store(case: Case, results: Path, again: bool) -> None:
+    """Run one case, or go on with it, and store it; `again`: instead of the one that is stored."""
+    logdir = under_way(case, results)
+    finished = run(case, logdir)
+    if finished is None:
+        sys.exit(f"{case}: interrupted; the same command goes on with {logdir}.")
     try:
-        records.append(results, finished, replace)
+        records.append(results, finished, again)
     except records.Damaged as error:
-        sys.exit(f"{error} The run itself is in {kept}.")
-    kept.unlink(missing_ok=True)
+        sys.exit(f"{error} Then the same command stores the run, which is in {logdir}.")
+    shutil.rmtree(logdir)
     last = finished.returns[-20:]
     solved = f"solved after {finished.solved}, " if finished.solved else ""
     print(

@@ -181,8 +181,3 @@ def append(results: Path, run: Run, replace: bool = False) -> bool:
             return False
         write(path, [*others, run])
     return True
-
-
-def partial(results: Path, run: Run) -> Path:
-    """A hidden file for a run that is under way, which `read` can read after a crash."""
-    return results / f".{run.env.replace('/', '-')}.{run.method}.seed{run.seed}.{run.budget}.partial{SUFFIX}"

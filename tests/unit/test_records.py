@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -172,7 +173,7 @@ def test_runs_in_the_wrong_file_are_refused(tmp_path):
 
 def test_a_run_is_stored_with_its_settings(tmp_path):
     case = learn.Case("deepsea-3", "mean", 4, ("--steps", "30"))
-    learn.store(case, tmp_path, replace=False)
+    learn.store(case, tmp_path, again=False)
     (run,) = records.load(tmp_path)
     assert (run.env, run.method, run.seed, run.budget, run.steps) == ("deepsea-3", "mean", 4, 30, 30)
     assert run.settings == records.flat(case.config().to_dict())
@@ -182,33 +183,39 @@ def test_a_run_is_stored_with_its_settings(tmp_path):
     assert run.machine["isa"].startswith(("avx", "default", "sve", "vsx", "z"))
     assert run.ends == list(range(3, 31, 3))
     assert 0 < len(run.updates["step"]) == len(run.updates["loss/value"]) <= records.UPDATES
-    assert {path.name for path in tmp_path.iterdir()} == {".lock", "deepsea"}, "the partial result is removed"
+    assert not list((tmp_path / ".runs").iterdir()), "the run directory is removed"
 
 
 def test_updates_of_any_agent_are_kept(tmp_path):
     """Also of one that learns at every step and reports now and then."""
-    learn.store(learn.Case("deepsea-10", "bootstrap", 0, ("--steps", "520")), tmp_path, replace=False)
+    learn.store(learn.Case("deepsea-10", "bootstrap", 0, ("--steps", "520")), tmp_path, again=False)
     (run,) = records.load(tmp_path)
     assert run.updates["step"] == [500]  # a report per 500 gradient steps, one of these per step of DeepSea
     assert {"loss/heads", "time/learning"} <= set(run.updates)
 
 
-def test_a_run_that_dies_leaves_its_result_so_far(tmp_path, monkeypatch):
-    monkeypatch.setattr(learn, "SAVE_EVERY", 0.0)
+def test_an_interrupted_run_goes_on_and_equals_an_undisturbed_one(tmp_path, monkeypatch):
+    case = learn.Case("deepsea-3", "psdrl", 0, ("--steps", "30"))
+    learn.store(case, tmp_path / "whole", again=False)
 
-    def die(trace: learn.Trace) -> bool:
+    def interrupt(trace: learn.Trace) -> bool:
         if len(trace.returns) == 5:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGTERM)
         return False
 
-    monkeypatch.setattr(learn.Trace, "done", die)
-    with pytest.raises(KeyboardInterrupt):
-        learn.store(learn.Case("deepsea-3", "psdrl", 0, ("--steps", "30")), tmp_path, replace=False)
-    (path,) = tmp_path.iterdir()
-    assert path.name == ".deepsea-3.psdrl.seed0.30.partial.jsonl.gz"
-    (run,) = records.read(path)
-    assert (len(run.returns), run.steps, run.budget) == (5, 15, 30)
-    assert records.load(tmp_path) == []
+    done = learn.Trace.done
+    monkeypatch.setattr(learn.Trace, "done", interrupt)
+    with pytest.raises(SystemExit, match="interrupted; the same command goes on"):
+        learn.store(case, tmp_path / "parts", again=False)
+    monkeypatch.setattr(learn.Trace, "done", done)
+    assert records.load(tmp_path / "parts") == []
+    monkeypatch.setattr(learn, "commit", lambda: "another")
+    learn.store(case, tmp_path / "parts", again=False)
+    (whole,), (parts,) = (records.load(tmp_path / name) for name in ("whole", "parts"))
+    for name in ("returns", "ends", "steps", "settings", "command", "commit"):
+        assert getattr(parts, name) == getattr(whole, name), name
+    assert parts.updates["loss/value"] == whole.updates["loss/value"]
+    assert (whole.note, parts.note) == (None, "gone on with at another")
 
 
 def test_commit_and_what_makes_it_dirty(tmp_path):
