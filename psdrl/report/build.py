@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from psdrl.envs.deepsea import deepsea_size
 from psdrl.errors import UserError
-from psdrl.report import bars, curves, diving, files, measured, outcomes, page, protocols, style
+from psdrl.report import bars, curves, diving, equal, files, measured, outcomes, page, protocols, side_by_side, style
 from psdrl.report.outcomes import Outcome
 from psdrl.report.page import Section
 from psdrl.report.protocols import Group
@@ -45,27 +45,38 @@ class Made(NamedTuple):
     notices: list[str]
 
 
-def build(paths: Iterable[Path], out: Path, live: bool = False, notes: Iterable[str] = ()) -> Made:
+def build(
+    paths: Iterable[Path], out: Path, live: bool = False, notes: Iterable[str] = (), steps: int | None = None
+) -> Made:
     """Write the report of all runs at these paths into a directory; raises UserError if there are none.
 
     paths: run directories, directories above them (of a sweep, for one), files of results/. out: new, empty or of an
     earlier report. live: without a run the page says so, and it loads itself again when its server has a new one.
-    notes: sentences that stand before all other notices.
+    notes: sentences that stand before all other notices. steps: judge every run as it was after so many.
     From Python: `from psdrl.report.build import build; build([Path("runs")], Path("report"))`; this signature stays."""
     files.check_out(out, MARK)
     found = outcomes.find(paths)
     if not found.outcomes and not live:
         reasons = f" ({found.unreadable[0]})" if found.unreadable else ""
         raise UserError(f"No run was found{reasons}: name directories of psdrl train, or files of results/.")
-    runs, twice = protocols.unique(found.outcomes)
+    cut, short = equal.cut(found.outcomes, steps) if steps else (found.outcomes, [])
+    if not cut and not live:
+        raise UserError(f"No run has made --steps {steps:,} steps: use fewer.")
+    runs, twice = protocols.unique(cut)
     groups = protocols.group(runs)
-    said = [*notes, *protocols.notices(groups), *twice]
+    said = [*notes, *protocols.notices(groups), *short, *twice]
     made = tables(groups)
     shown = curves.panels(groups)
-    pictures = {name: [style.picture(d) for d in each] for name, each in _drawings(groups, shown).items()}
+    problems = side_by_side.problems(groups)
+    drawings = _drawings(groups, shown)
+    if problems:
+        drawings["comparisons"].insert(0, side_by_side.drawing(problems))
+    pictures = {name: [style.picture(d) for d in each] for name, each in drawings.items()}
     sections = _sections(made, pictures)
     written = _files(made, [p for each in pictures.values() for p in each], list(_sheets(groups, shown)))
     written["TABLE.md"] = measured.table(groups).encode()
+    if problems:
+        written["SIDE_BY_SIDE.md"] = side_by_side.table(problems).encode()
     text = page.render(sections, said, found.unreadable, _summary(runs), live)
     files.write(out, MARK, written | {"index.html": text.encode()}, FOLDERS)  # the page last
     return Made(out / "index.html", len(runs), sum(map(len, pictures.values())), said + found.unreadable)

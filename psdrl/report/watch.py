@@ -74,12 +74,14 @@ def serving(out: Path, port: int) -> Iterator[Server]:
         thread.join()
 
 
-def watch(paths: Iterable[Path], out: Path, port: int, every: float, console: Console) -> None:
+def watch(
+    paths: Iterable[Path], out: Path, port: int, every: float, console: Console, steps: int | None = None
+) -> None:
     """Until Ctrl-C: make the report again whenever the files of a run have changed. What goes wrong after the first
     time is said once, and the page stays as it was."""
     paths = list(paths)
     seen, said = state_of_files(paths), ""
-    build(paths, out, live=True)
+    build(paths, out, live=True, steps=steps)
     with serving(out, port) as server, contextlib.suppress(KeyboardInterrupt):
         _say(console, f"http://{HOST}:{server.server_port}/ (Ctrl-C ends it)")
         while True:
@@ -87,7 +89,7 @@ def watch(paths: Iterable[Path], out: Path, port: int, every: float, console: Co
             try:
                 now = state_of_files(paths)
                 if now != seen:
-                    build(paths, out, live=True)
+                    build(paths, out, live=True, steps=steps)
                     seen, said = now, ""
                     server.stamp += 1
             except UserError as error:
