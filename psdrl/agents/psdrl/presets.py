@@ -140,6 +140,8 @@ def _minatar(base: PsdrlConfig) -> PsdrlConfig:
             target_rate=0.6,  # what an untried action promised must be forgotten again
             networks=1,  # the smaller of two falls below 0 where rewards are rare
             random_share=0.1,
+            hindsight=True,  # learns sooner, or more
+            trace=0.8,
         ),
         posterior=replace(small.posterior, prior=(0.01, 0.1)),  # what untried actions may promise
     )
