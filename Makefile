@@ -20,6 +20,7 @@ GAME ?= Pong
 ENV ?= $(GAME)
 ARGS ?=
 RESULTS ?= results
+EQUAL_STEPS ?= 20000
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
@@ -59,6 +60,8 @@ learn: $(READY)
 	$(BIN)/python -m psdrl.experiments.learn --jobs 2 --results $(RESULTS)
 	$(BIN)/psdrl report $(RESULTS) --out build/report
 	cp build/report/TABLE.md build/report/sheets/*.png $(RESULTS)/
+	$(BIN)/psdrl report $(RESULTS) --steps $(EQUAL_STEPS) --out build/equal
+	cp build/equal/SIDE_BY_SIDE.md build/equal/figures/side-by-side.png $(RESULTS)/
 
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

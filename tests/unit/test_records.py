@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from psdrl.experiments import learn
-from psdrl.report import measured, outcomes, protocols
+from psdrl.report import equal, measured, outcomes, protocols, side_by_side
 from psdrl.run import records
 from psdrl.run.records import Damaged, Run
 
@@ -260,6 +260,13 @@ def test_the_table_is_made_from_the_files(stored):
     groups = protocols.group(protocols.unique(outcomes.find([ROOT / "results"]).outcomes)[0])
     assert (ROOT / "results/TABLE.md").read_text() == measured.table(groups), "make learn makes it anew"
     assert all(np.isfinite(run.returns).all() for runs in stored for run in runs)
+
+
+def test_the_agents_side_by_side_are_made_from_the_files():
+    (steps,) = re.findall(r"^EQUAL_STEPS \?= (\d+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    runs, _ = equal.cut(outcomes.find([ROOT / "results"]).outcomes, int(steps))
+    table = side_by_side.table(side_by_side.problems(protocols.group(protocols.unique(runs)[0])))
+    assert (ROOT / "results/SIDE_BY_SIDE.md").read_text() == table, "make learn makes it anew"
 
 
 def test_results_are_small():
