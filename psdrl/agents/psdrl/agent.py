@@ -7,16 +7,17 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from psdrl.agents.interface import Agent
 from psdrl.agents.psdrl import learning, monitor, oracle, planning, posterior, statistics
 from psdrl.agents.psdrl.acting import Actor
 from psdrl.agents.psdrl.kernel_calls import check_kernels, serving
-from psdrl.agents.psdrl.learning import make_optimisers
+from psdrl.agents.psdrl.learning import make_optimisers, restart
 from psdrl.agents.psdrl.models import Models
 from psdrl.agents.psdrl.posterior import Posterior
 from psdrl.agents.psdrl.settings import PsdrlConfig
+from psdrl.agents.psdrl.value import copy_parameters
 from psdrl.agents.psdrl.work import PsdrlWorkload
 from psdrl.agents.psdrl.world_model import SampledModel
 from psdrl.envs.vector import EnvSpec, Step
@@ -131,6 +132,9 @@ class PsdrlAgent(Agent):
     def update(self, on_phase: Callable[[str], None] = lambda name: None) -> dict[str, float]:
         """Lines 6 to 12: learn the world model, update the posterior, sample a model, plan in it."""
         config, models, optimisers, replay = self.config, self.models, self.optimisers, self.replay
+        if config.starts_anew(self.updates):
+            self.start_anew(models.forward_model, models.termination, models.value)
+            config = config.catching_up()
         ranges = self.PHASES | {"monitor": "numbers for the log"}
         path, phase = PATHS[config.update_path], Phases(profiling.device_for(self.device), ranges, on_phase)
         how = (self.execution,) if config.update_path == "fast" else ()
@@ -153,7 +157,7 @@ class PsdrlAgent(Agent):
         with phase("sample"):
             self.model = self.draw()  # lines 10 and 11
         with phase("value"):
-            losses |= self.plan(path, latents, how)  # line 12
+            losses |= self.plan(path, latents, config, how)  # line 12
         seen: monitor.Metrics = {}
         if self.updates % monitor.EVERY == 0:
             with phase("monitor"):
@@ -220,11 +224,21 @@ class PsdrlAgent(Agent):
         weight = self.posterior.mean.clone() if mean else self.posterior.draw(self.generator)
         return self.models.forward_model.sampled(weight)
 
-    def plan(self, path: Path, latents: learning.Latents, how: tuple) -> learning.Losses:
+    def plan(self, path: Path, latents: learning.Latents, config: PsdrlConfig, how: tuple) -> learning.Losses:
         """Line 12: the value network of the sampled model."""
         return path.train_value(
-            self.models, self.optimisers, self.replay, latents, self.batch, self.model, self.config, *how
+            self.models, self.optimisers, self.replay, latents, self.batch, self.model, config, *how
         )
+
+    def start_anew(self, *networks: nn.Module) -> None:
+        """Forget what these have learned; in place, where CUDA graphs read them."""
+        seed = int(self.rng.integers(2**31))
+        fresh = dict(self.initialised(lambda: Models(self.config, self.spec), seed).named_children())
+        for name, network in self.models.named_children():
+            if network in networks:
+                copy_parameters(fresh[name], network)
+                restart(self.optimisers[name.removesuffix("_model")])
+        copy_parameters(self.models.value, self.models.target)
 
     def begin(self, first: int, observations: NDArray) -> None:
         """Environments `first`, ... start their first episodes."""

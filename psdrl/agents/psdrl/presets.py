@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from psdrl.agents.psdrl.settings import (
+    AnewConfig,
     AutoencoderConfig,
     ForwardConfig,
     PolicyConfig,
@@ -63,6 +64,7 @@ def _cpu(base: PsdrlConfig) -> PsdrlConfig:
             prior=(0.01, 0.1),  # many of these features say nearly the same
             noise=(1e-2, 1e-4),  # no smaller than the model's squared error
         ),
+        anew=AnewConfig(every=80),  # 20,000 steps: V and model of 400 updates play worse than new ones
         replay=ReplayConfig(batch=64, length=40),
         policy=PolicyConfig(update_every=(250,)),
     )

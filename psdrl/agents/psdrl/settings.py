@@ -1,7 +1,7 @@
 """Every setting of PSDRL. Each default says where it comes from: [paper] its hyperparameter table or text, [released] a
 fact of the authors' code that the paper leaves out, [ours] a choice of this implementation."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from psdrl.agents.psdrl import validation
@@ -139,6 +139,19 @@ class PosteriorConfig:
 
 
 @dataclass(frozen=True)
+class AnewConfig:
+    """World model, termination model and value network that start anew now and then: networks that have learned for
+    long learn badly. [paper: never; ours: docs/experiments.md]"""
+
+    every: int = 0
+    """Updates from one start to the next; 0: never."""
+    model: int = 60
+    """Times `forward.iterations` in an update that starts them anew."""
+    value: int = 15
+    """Times `value.iterations` in it."""
+
+
+@dataclass(frozen=True)
 class ReplayConfig:
     """Replay buffer and batches."""
 
@@ -197,6 +210,7 @@ class PsdrlConfig(Config):
     termination: TerminationConfig = field(default_factory=TerminationConfig)
     value: ValueConfig = field(default_factory=ValueConfig)
     posterior: PosteriorConfig = field(default_factory=PosteriorConfig)
+    anew: AnewConfig = field(default_factory=AnewConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
 
@@ -223,6 +237,17 @@ class PsdrlConfig(Config):
     def update_period(self, step: int) -> int:
         """Steps m between updates at this step."""
         return self.policy.update_every[0 if step < EARLY_STEPS else -1]
+
+    def starts_anew(self, updates: int) -> bool:
+        """Whether the networks do before the next update, after so many."""
+        return bool(self.anew.every) and updates > 0 and updates % self.anew.every == 0
+
+    def catching_up(self) -> "PsdrlConfig":
+        """The settings of that update."""
+        forward = replace(self.forward, iterations=self.anew.model * self.forward.iterations)
+        return replace(
+            self, forward=forward, value=replace(self.value, iterations=self.anew.value * self.value.iterations)
+        )
 
     def epsilon(self, step: int) -> float:
         """Probability of a random action at this step."""
