@@ -150,6 +150,10 @@ class AnewConfig:
     value: int = 15
     """Times `value.iterations` in it."""
 
+    def in_the_mean(self, times: int) -> float:
+        """What updates do on average, of the usual, if one in `every` does `times` as much."""
+        return 1 + (times - 1) / self.every if self.every else 1.0
+
 
 @dataclass(frozen=True)
 class ReplayConfig:
