@@ -63,37 +63,26 @@ def test_nothing_is_finite() -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_networks_start_anew_when_it_is_their_turn(path: str) -> None:
-    """With no training in between: new parameters, Adam's state as before its first step, the encoder as it was."""
-    nothing = {"forward": {"iterations": 0}, "value": {"iterations": 0}, "autoencoder": {"iterations": 0}}
-    agent = small_agent(update_path=path, anew={"every": 2}, **nothing)
+def test_the_value_network_starts_anew_when_it_is_its_turn(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = small_agent(update_path=path, value={"anew_every": 2, "iterations": 3})
     add_episode(agent.replay, np.random.default_rng(0), 12)
+    found: list[tuple[bool, int]] = []
 
-    def parameters() -> dict[str, torch.Tensor]:
-        return {name: p.detach().clone() for name, p in agent.models.named_parameters()}
+    def planned(models: Any, optimisers: Any, *arguments: Any) -> dict[str, torch.Tensor]:
+        """Instead of training: is V new, with Adam's state as before its first step, and how long is it trained?"""
+        value, target = (list(network.parameters()) for network in (models.value, models.target))
+        fresh = all(map(torch.equal, value, target)) and not any(map(torch.equal, value, last))
+        untrained = not any(state["exp_avg"].any() for state in optimisers["value"].state.values())
+        (config,) = (x for x in arguments if hasattr(x, "planning_iterations"))
+        found.append((fresh and untrained, config.planning_iterations))
+        last[:] = [p.detach().clone() for p in value]
+        for state in optimisers["value"].state.values():
+            state["exp_avg"].fill_(1.0)
+        return {}
 
-    first = parameters()
-    for state in agent.optimisers["value"].state.values():
-        state["exp_avg"].fill_(1.0)
-    for updates in range(1, 6):
-        before = parameters()
+    last = [p.detach().clone() for p in agent.models.value.parameters()]
+    monkeypatch.setitem(PATHS, path, PATHS[path]._replace(train_value=planned))
+    for _ in range(5):
         agent.update()
-        changed = {name for name, p in parameters().items() if not torch.equal(p, before[name])}
-        starts = updates in (3, 5)  # after the second and the fourth
-        assert (
-            {name.partition(".")[0] for name in changed} == {"forward_model", "termination", "value", "target"}
-        ) == starts
-        assert bool(changed) == starts
-    assert not any(torch.equal(p, first[name]) for name, p in parameters().items() if name in changed)
-    for name, p in agent.models.value.named_parameters():
-        assert torch.equal(p, agent.models.target.get_parameter(name))
-    assert all(not state["exp_avg"].any() for state in agent.optimisers["value"].state.values())
-
-
-def test_an_update_that_starts_anew_catches_up() -> None:
-    config = small_agent(
-        anew={"every": 3, "model": 4, "value": 5}, forward={"iterations": 2}, value={"iterations": 7}
-    ).config
-    assert [updates for updates in range(8) if config.starts_anew(updates)] == [3, 6]
-    assert (config.catching_up().forward.iterations, config.catching_up().planning_iterations) == (8, 35)
-    assert not any(small_agent().config.starts_anew(updates) for updates in range(8))
+    assert found == [(False, 3), (False, 3), (True, 90), (False, 3), (True, 90)]
+    assert agent.config.value.iterations == 3

@@ -34,5 +34,5 @@ class FreshValueAgent(PsdrlAgent):
     """Forgets its value network before it plans."""
 
     def plan(self, *arguments: Any) -> Losses:
-        self.start_anew(self.models.value)
+        self.forget_value()
         return super().plan(*arguments)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from psdrl.agents.interface import Agent
 from psdrl.agents.psdrl import learning, monitor, oracle, planning, posterior, statistics
@@ -132,9 +132,6 @@ class PsdrlAgent(Agent):
     def update(self, on_phase: Callable[[str], None] = lambda name: None) -> dict[str, float]:
         """Lines 6 to 12: learn the world model, update the posterior, sample a model, plan in it."""
         config, models, optimisers, replay = self.config, self.models, self.optimisers, self.replay
-        if config.starts_anew(self.updates):
-            self.start_anew(models.forward_model, models.termination, models.value)
-            config = config.catching_up()
         ranges = self.PHASES | {"monitor": "numbers for the log"}
         path, phase = PATHS[config.update_path], Phases(profiling.device_for(self.device), ranges, on_phase)
         how = (self.execution,) if config.update_path == "fast" else ()
@@ -157,7 +154,7 @@ class PsdrlAgent(Agent):
         with phase("sample"):
             self.model = self.draw()  # lines 10 and 11
         with phase("value"):
-            losses |= self.plan(path, latents, config, how)  # line 12
+            losses |= self.plan(path, latents, how)  # line 12
         seen: monitor.Metrics = {}
         if self.updates % monitor.EVERY == 0:
             with phase("monitor"):
@@ -224,21 +221,23 @@ class PsdrlAgent(Agent):
         weight = self.posterior.mean.clone() if mean else self.posterior.draw(self.generator)
         return self.models.forward_model.sampled(weight)
 
-    def plan(self, path: Path, latents: learning.Latents, config: PsdrlConfig, how: tuple) -> learning.Losses:
+    def plan(self, path: Path, latents: learning.Latents, how: tuple) -> learning.Losses:
         """Line 12: the value network of the sampled model."""
+        config = self.config
+        if config.value_starts_anew(self.updates):
+            self.forget_value()
+            config = config.catching_up()
         return path.train_value(
             self.models, self.optimisers, self.replay, latents, self.batch, self.model, config, *how
         )
 
-    def start_anew(self, *networks: nn.Module) -> None:
-        """Forget what these have learned; in place, where CUDA graphs read them."""
+    def forget_value(self) -> None:
+        """Start V anew; in place, where CUDA graphs read it."""
         seed = int(self.rng.integers(2**31))
-        fresh = dict(self.initialised(lambda: Models(self.config, self.spec), seed).named_children())
-        for name, network in self.models.named_children():
-            if network in networks:
-                copy_parameters(fresh[name], network)
-                restart(self.optimisers[name.removesuffix("_model")])
-        copy_parameters(self.models.value, self.models.target)
+        fresh = self.initialised(lambda: Models(self.config, self.spec).value, seed)
+        copy_parameters(fresh, self.models.value)
+        copy_parameters(fresh, self.models.target)
+        restart(self.optimisers["value"])
 
     def begin(self, first: int, observations: NDArray) -> None:
         """Environments `first`, ... start their first episodes."""

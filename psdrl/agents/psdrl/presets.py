@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from psdrl.agents.psdrl.settings import (
-    AnewConfig,
     AutoencoderConfig,
     ForwardConfig,
     PolicyConfig,
@@ -58,13 +57,13 @@ def _cpu(base: PsdrlConfig) -> PsdrlConfig:
             discount=0.98,
             hindsight=True,  # the model misses most lost points, the buffer has them
             trace=0.8,  # takes V's flattery away, and actions differ more
+            anew_every=80,  # 20,000 steps: after 400 updates a V that started anew plays better
             sweep="episode",  # sequences of 40 steps never reach the hidden states of 2,000-step episodes
         ),
         posterior=PosteriorConfig(
             prior=(0.01, 0.1),  # many of these features say nearly the same
             noise=(1e-2, 1e-4),  # no smaller than the model's squared error
         ),
-        anew=AnewConfig(every=80),  # 20,000 steps: V and model of 400 updates play worse than new ones
         replay=ReplayConfig(batch=64, length=40),
         policy=PolicyConfig(update_every=(250,)),
     )

@@ -10,6 +10,7 @@ from psdrl.config import Config
 Preset = Literal["auto", "paper", "cpu", "deepsea", "minatar", "control", "debug"]
 Rule = Literal["exact", "mean", "released", "none"]
 Quirk = Literal["mean-loss", "keep-hidden", "time-limit-ends"]
+ANEW_TIMES = 30  # as many iterations has the update in which V starts anew
 EARLY_STEPS = 100_000  # updates are more frequent until then [paper]
 
 
@@ -114,6 +115,9 @@ class ValueConfig:
     """lambda of Peng's Q(lambda): y_t = (1 - lambda) m_t + lambda (r_t + gamma y_{t+1}) along stored sequences, where
     m_t is the target of Eq. 5 and y = m at the last step. The targets of a sweep are made at its start. [paper: 0;
     ours: docs/experiments.md]"""
+    anew_every: int = 0
+    """Updates after which V starts anew, with 30 times the iterations: one that has learned for long learns badly. 0:
+    never. [paper: never; ours: docs/experiments.md]"""
     sweep: Literal["paper", "episode", "backward"] = "paper"
     """How planning goes through a batch. paper: with time, h = 0 at the start of a sequence. episode: every state has
     the h of its episode, as in acting; sequences of L steps from zero never see the hidden states of long episodes.
@@ -136,23 +140,6 @@ class PosteriorConfig:
     """Probability that an update draws new noise eps for w = mu + L^-T eps. Below 1 a draw lasts several updates: it
     follows the posterior with the same eps, and planning has the time to follow it. [paper: 1; ours:
     docs/experiments.md]"""
-
-
-@dataclass(frozen=True)
-class AnewConfig:
-    """World model, termination model and value network that start anew now and then: networks that have learned for
-    long learn badly. [paper: never; ours: docs/experiments.md]"""
-
-    every: int = 0
-    """Updates from one start to the next; 0: never."""
-    model: int = 60
-    """Times `forward.iterations` in an update that starts them anew."""
-    value: int = 15
-    """Times `value.iterations` in it."""
-
-    def in_the_mean(self, times: int) -> float:
-        """What updates do on average, of the usual, if one in `every` does `times` as much."""
-        return 1 + (times - 1) / self.every if self.every else 1.0
 
 
 @dataclass(frozen=True)
@@ -214,7 +201,6 @@ class PsdrlConfig(Config):
     termination: TerminationConfig = field(default_factory=TerminationConfig)
     value: ValueConfig = field(default_factory=ValueConfig)
     posterior: PosteriorConfig = field(default_factory=PosteriorConfig)
-    anew: AnewConfig = field(default_factory=AnewConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
 
@@ -242,16 +228,14 @@ class PsdrlConfig(Config):
         """Steps m between updates at this step."""
         return self.policy.update_every[0 if step < EARLY_STEPS else -1]
 
-    def starts_anew(self, updates: int) -> bool:
-        """Whether the networks do before the next update, after so many."""
-        return bool(self.anew.every) and updates > 0 and updates % self.anew.every == 0
-
     def catching_up(self) -> "PsdrlConfig":
-        """The settings of that update."""
-        forward = replace(self.forward, iterations=self.anew.model * self.forward.iterations)
-        return replace(
-            self, forward=forward, value=replace(self.value, iterations=self.anew.value * self.value.iterations)
-        )
+        """The settings of an update in which V starts anew."""
+        return replace(self, value=replace(self.value, iterations=ANEW_TIMES * self.value.iterations))
+
+    def value_starts_anew(self, updates: int) -> bool:
+        """Whether V does in the next update, after so many."""
+        every = self.value.anew_every
+        return bool(every) and updates > 0 and updates % every == 0
 
     def epsilon(self, step: int) -> float:
         """Probability of a random action at this step."""

@@ -10,7 +10,7 @@ from psdrl.agents.psdrl.lookahead import Lookahead
 from psdrl.agents.psdrl.models import Models, make_encoder
 from psdrl.agents.psdrl.networks import TanhNet
 from psdrl.agents.psdrl.rollout import TABLE_BYTES
-from psdrl.agents.psdrl.settings import PsdrlConfig
+from psdrl.agents.psdrl.settings import ANEW_TIMES, PsdrlConfig
 from psdrl.agents.psdrl.world_model import WorldModel
 from psdrl.envs.vector import EnvSpec
 from psdrl.kernels import dispatch
@@ -130,7 +130,7 @@ class PsdrlWorkload(work.Workload):
         networks = self.models.forward_model, self.models.termination
         entry = self.models.termination.linear_layers()[0].weight.numel()
         step = self._gradient(flops, "layer", *networks, rows=rows, entry=entry)
-        return Phase((Loop(step, windows * self.config.anew.in_the_mean(self.config.anew.model), captured=True),))
+        return Phase((Loop(step, windows, captured=True),))
 
     def _posterior(self, transitions: int) -> Phase:
         """The GRU through the longest episode, then features of all transitions and their sums in float64 (of the Gram
@@ -165,7 +165,7 @@ class PsdrlWorkload(work.Workload):
         steps_work = Work(gradient=6 * r.batch * self.value)
         gradient = self._gradient(steps_work, "layer", self.models.value, rows=r.batch, entry=entry)
         copy = Work(bytes=2 * 4 * weights(self.models.value) / v.target_every)
-        times = steps * self.config.anew.in_the_mean(self.config.anew.value)
+        times = steps * (1 + (ANEW_TIMES - 1) / v.anew_every if v.anew_every else 1)  # in the mean
         return Phase((
             Loop((scan,), times, captured=self.measures.counted),
             Loop((ahead, *gradient, copy), times, captured=True),
