@@ -69,8 +69,6 @@ CASES: dict[str, dict[str, Any]] = {
         "chunk_rows": 40,
         "value": {"trace": 0.9, "hindsight": True, "sweep": "episode", "target_rate": 0.3, "iterations": 2},
     },
-    "anew": {"value": {"anew_every": 2}},
-    "anew-without-memory": {"kind": "vector", "forward": {"recurrent": 0}, "value": {"anew_every": 1}},
     "inputs": {"actions": 3, "chunk_rows": 40, "forward": INPUTS},
     "inputs-one-tanh-layer": {"kind": "vector", "forward": {**INPUTS, "layers": 2}},
     "no-tanh-layer": {"kind": "vector", "forward": {"layers": 2}},

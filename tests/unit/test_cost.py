@@ -478,14 +478,6 @@ def test_states_drawn_again_are_not_predicted_again(transitions):
     assert flops["paper"] - flops["episode"] == pytest.approx((1 - share) * lookahead, rel=0.05)
 
 
-def test_a_value_network_that_starts_anew_costs_what_it_catches_up():
-    configs = [configure(game="Pong", preset="cpu", device="cpu", value={"anew_every": every}) for every in (0, 10)]
-    usual, anew = (update_work(config, PONG, 1000) for config in configs)
-    for phase, share in (("forward", 1), ("value", (9 + 30) / 10), ("posterior", 1)):
-        for before, after in zip(usual[phase].loops, anew[phase].loops, strict=True):
-            assert after.times == pytest.approx(share * before.times)
-
-
 def test_without_memory_planning_is_within_episodes():
     """h is zero wherever a sequence starts, so both starts are the same work and take the same memory."""
     settings = [{"sweep": sweep, "iterations": 20} for sweep in ("paper", "episode")]

@@ -60,29 +60,3 @@ def test_one_number_that_is_not_finite_is_found(count: int, dtype: torch.dtype) 
 
 def test_nothing_is_finite() -> None:
     assert all_finite(torch.empty(0))
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_the_value_network_starts_anew_when_it_is_its_turn(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    agent = small_agent(update_path=path, value={"anew_every": 2, "iterations": 3})
-    add_episode(agent.replay, np.random.default_rng(0), 12)
-    found: list[tuple[bool, int]] = []
-
-    def planned(models: Any, optimisers: Any, *arguments: Any) -> dict[str, torch.Tensor]:
-        """Instead of training: is V new, with Adam's state as before its first step, and how long is it trained?"""
-        value, target = (list(network.parameters()) for network in (models.value, models.target))
-        fresh = all(map(torch.equal, value, target)) and not any(map(torch.equal, value, last))
-        untrained = not any(state["exp_avg"].any() for state in optimisers["value"].state.values())
-        (config,) = (x for x in arguments if hasattr(x, "planning_iterations"))
-        found.append((fresh and untrained, config.planning_iterations))
-        last[:] = [p.detach().clone() for p in value]
-        for state in optimisers["value"].state.values():
-            state["exp_avg"].fill_(1.0)
-        return {}
-
-    last = [p.detach().clone() for p in agent.models.value.parameters()]
-    monkeypatch.setitem(PATHS, path, PATHS[path]._replace(train_value=planned))
-    for _ in range(5):
-        agent.update()
-    assert found == [(False, 3), (False, 3), (True, 90), (False, 3), (True, 90)]
-    assert agent.config.value.iterations == 3

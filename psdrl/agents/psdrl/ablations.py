@@ -4,8 +4,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from psdrl.agents.psdrl.agent import PsdrlAgent
-from psdrl.agents.psdrl.learning import Losses
+from psdrl.agents.psdrl.learning import Losses, restart
+from psdrl.agents.psdrl.models import Models
 from psdrl.agents.psdrl.settings import PsdrlConfig, Rule
+from psdrl.agents.psdrl.value import copy_parameters
 
 
 @dataclass(frozen=True)
@@ -34,5 +36,9 @@ class FreshValueAgent(PsdrlAgent):
     """Forgets its value network before it plans."""
 
     def plan(self, *arguments: Any) -> Losses:
-        self.forget_value()
+        seed = int(self.rng.integers(2**31))
+        fresh = self.initialised(lambda: Models(self.config, self.spec).value, seed)
+        copy_parameters(fresh, self.models.value)
+        copy_parameters(fresh, self.models.target)
+        restart(self.optimisers["value"])
         return super().plan(*arguments)

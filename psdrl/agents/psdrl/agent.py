@@ -13,11 +13,10 @@ from psdrl.agents.interface import Agent
 from psdrl.agents.psdrl import learning, monitor, oracle, planning, posterior, statistics
 from psdrl.agents.psdrl.acting import Actor
 from psdrl.agents.psdrl.kernel_calls import check_kernels, serving
-from psdrl.agents.psdrl.learning import make_optimisers, restart
+from psdrl.agents.psdrl.learning import make_optimisers
 from psdrl.agents.psdrl.models import Models
 from psdrl.agents.psdrl.posterior import Posterior
 from psdrl.agents.psdrl.settings import PsdrlConfig
-from psdrl.agents.psdrl.value import copy_parameters
 from psdrl.agents.psdrl.work import PsdrlWorkload
 from psdrl.agents.psdrl.world_model import SampledModel
 from psdrl.envs.vector import EnvSpec, Step
@@ -223,21 +222,9 @@ class PsdrlAgent(Agent):
 
     def plan(self, path: Path, latents: learning.Latents, how: tuple) -> learning.Losses:
         """Line 12: the value network of the sampled model."""
-        config = self.config
-        if config.value_starts_anew(self.updates):
-            self.forget_value()
-            config = config.catching_up()
         return path.train_value(
-            self.models, self.optimisers, self.replay, latents, self.batch, self.model, config, *how
+            self.models, self.optimisers, self.replay, latents, self.batch, self.model, self.config, *how
         )
-
-    def forget_value(self) -> None:
-        """Start V anew; in place, where CUDA graphs read it."""
-        seed = int(self.rng.integers(2**31))
-        fresh = self.initialised(lambda: Models(self.config, self.spec).value, seed)
-        copy_parameters(fresh, self.models.value)
-        copy_parameters(fresh, self.models.target)
-        restart(self.optimisers["value"])
 
     def begin(self, first: int, observations: NDArray) -> None:
         """Environments `first`, ... start their first episodes."""

@@ -57,7 +57,6 @@ def _cpu(base: PsdrlConfig) -> PsdrlConfig:
             discount=0.98,
             hindsight=True,  # the model misses most lost points, the buffer has them
             trace=0.8,  # takes V's flattery away, and actions differ more
-            anew_every=80,  # 20,000 steps: after 400 updates a V that started anew plays better
             sweep="episode",  # sequences of 40 steps never reach the hidden states of 2,000-step episodes
         ),
         posterior=PosteriorConfig(

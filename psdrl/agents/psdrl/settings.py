@@ -1,7 +1,7 @@
 """Every setting of PSDRL. Each default says where it comes from: [paper] its hyperparameter table or text, [released] a
 fact of the authors' code that the paper leaves out, [ours] a choice of this implementation."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from psdrl.agents.psdrl import validation
@@ -10,7 +10,6 @@ from psdrl.config import Config
 Preset = Literal["auto", "paper", "cpu", "deepsea", "minatar", "control", "debug"]
 Rule = Literal["exact", "mean", "released", "none"]
 Quirk = Literal["mean-loss", "keep-hidden", "time-limit-ends"]
-ANEW_TIMES = 30  # as many iterations has the update in which V starts anew
 EARLY_STEPS = 100_000  # updates are more frequent until then [paper]
 
 
@@ -115,9 +114,6 @@ class ValueConfig:
     """lambda of Peng's Q(lambda): y_t = (1 - lambda) m_t + lambda (r_t + gamma y_{t+1}) along stored sequences, where
     m_t is the target of Eq. 5 and y = m at the last step. The targets of a sweep are made at its start. [paper: 0;
     ours: docs/experiments.md]"""
-    anew_every: int = 0
-    """Updates after which V starts anew, with 30 times the iterations: one that has learned for long learns badly. 0:
-    never. [paper: never; ours: docs/experiments.md]"""
     sweep: Literal["paper", "episode", "backward"] = "paper"
     """How planning goes through a batch. paper: with time, h = 0 at the start of a sequence. episode: every state has
     the h of its episode, as in acting; sequences of L steps from zero never see the hidden states of long episodes.
@@ -227,15 +223,6 @@ class PsdrlConfig(Config):
     def update_period(self, step: int) -> int:
         """Steps m between updates at this step."""
         return self.policy.update_every[0 if step < EARLY_STEPS else -1]
-
-    def catching_up(self) -> "PsdrlConfig":
-        """The settings of an update in which V starts anew."""
-        return replace(self, value=replace(self.value, iterations=ANEW_TIMES * self.value.iterations))
-
-    def value_starts_anew(self, updates: int) -> bool:
-        """Whether V does in the next update, after so many."""
-        every = self.value.anew_every
-        return bool(every) and updates > 0 and updates % every == 0
 
     def epsilon(self, step: int) -> float:
         """Probability of a random action at this step."""

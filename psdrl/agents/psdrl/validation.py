@@ -25,7 +25,6 @@ _MINIMA = {
     "value.networks": 1,
     "value.lookahead": 1,
     "value.target_every": 1,
-    "value.anew_every": 0,
     "replay.capacity": 1,
     "replay.batch": 1,
     "replay.length": 1,

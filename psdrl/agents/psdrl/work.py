@@ -10,7 +10,7 @@ from psdrl.agents.psdrl.lookahead import Lookahead
 from psdrl.agents.psdrl.models import Models, make_encoder
 from psdrl.agents.psdrl.networks import TanhNet
 from psdrl.agents.psdrl.rollout import TABLE_BYTES
-from psdrl.agents.psdrl.settings import ANEW_TIMES, PsdrlConfig
+from psdrl.agents.psdrl.settings import PsdrlConfig
 from psdrl.agents.psdrl.world_model import WorldModel
 from psdrl.envs.vector import EnvSpec
 from psdrl.kernels import dispatch
@@ -165,10 +165,9 @@ class PsdrlWorkload(work.Workload):
         steps_work = Work(gradient=6 * r.batch * self.value)
         gradient = self._gradient(steps_work, "layer", self.models.value, rows=r.batch, entry=entry)
         copy = Work(bytes=2 * 4 * weights(self.models.value) / v.target_every)
-        times = steps * (1 + (ANEW_TIMES - 1) / v.anew_every if v.anew_every else 1)  # in the mean
         return Phase((
-            Loop((scan,), times, captured=self.measures.counted),
-            Loop((ahead, *gradient, copy), times, captured=True),
+            Loop((scan,), steps, captured=self.measures.counted),
+            Loop((ahead, *gradient, copy), steps, captured=True),
         ))  # fmt: skip
 
     @property
