@@ -44,7 +44,7 @@ WHOLE_STATE = shlex.split(
     "--forward.recurrent 32 --forward.gain 2 --forward.learning-rate 0.001 --forward.iterations 40 "
     "--termination.no-predicted --termination.units 64 --termination.learning-rate 0.001 "
     "--termination.weight 1 --value.target-rate 0.1 --value.networks 2 --value.random-share 0.2 "
-    "--posterior.prior 1 10"
+    "--value.no-hindsight --value.trace 0 --posterior.prior 1 10"
 )
 
 METHODS: dict[str, list[str]] = {

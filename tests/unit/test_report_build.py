@@ -259,9 +259,9 @@ def test_a_page_that_waits_for_runs(tmp_path: Path) -> None:
 
 
 def test_the_readmes_figures_are_sheets_of_results() -> None:
-    """`make learn` copies sheets/*.png over results/*.png."""
+    """`make learn` copies sheets/*.png over results/*.png, and the agents side by side."""
     suites = {panel.setting.suite for panel in curves.panels(grouped(ROOT / "results"))}
-    assert {path.stem for path in (ROOT / "results").glob("*.png")} == suites
+    assert {path.stem for path in (ROOT / "results").glob("*.png")} == {*suites, "side-by-side"}
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7, 55])
