@@ -21,7 +21,7 @@ def cut(outcomes: Iterable[Outcome], steps: int) -> tuple[list[Outcome], list[st
             whole.append(run)
         else:
             short += 1
-    return whole, [f"{short} runs of fewer than {steps:,} steps are left out."] if short else []
+    return whole, [f"Left out: {short} with fewer than {steps:,} steps."] if short else []
 
 
 def _until(run: Outcome, steps: int) -> Outcome:

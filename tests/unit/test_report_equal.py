@@ -37,7 +37,7 @@ def test_runs_of_other_lengths_meet_in_one_protocol_and_shorter_ones_stay_out(tm
     kept, (sentence,) = equal.cut(found, 200)
     (group,) = protocols.group(kept)
     assert group.agents == ["psdrl", "bootstrap"]
-    assert sentence == "1 runs of fewer than 200 steps are left out."
+    assert sentence == "Left out: 1 with fewer than 200 steps."
 
 
 @pytest.mark.parametrize("steps", [WINDOW * 10, 10**6], ids=["longer than asked", "shorter than asked"])
